@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""FP32 functions in Triton, operation by operation as in `golden`."""
+
+import triton
+import triton.language as tl
+
+from rlk.math import golden
+
+# Constants have their reasons in `golden`.
+_LOG2_E = tl.constexpr(golden.LOG2_E)
+_LN2_HIGH = tl.constexpr(golden.LN2_HIGH)
+_LN2_LOW = tl.constexpr(golden.LN2_LOW)
+_ROUND_TO_INTEGER = tl.constexpr(golden.ROUND_TO_INTEGER)
+_C6 = tl.constexpr(golden.EXP_COEFFICIENTS[0])
+_C5 = tl.constexpr(golden.EXP_COEFFICIENTS[1])
+_C4 = tl.constexpr(golden.EXP_COEFFICIENTS[2])
+_C3 = tl.constexpr(golden.EXP_COEFFICIENTS[3])
+_C2 = tl.constexpr(golden.EXP_COEFFICIENTS[4])
+_HIGHEST = tl.constexpr(golden.EXP_HIGHEST)
+_LOWEST = tl.constexpr(golden.EXP_LOWEST)
+
+
+@triton.jit
+def fma(a, b, c):
+    """a * b + c, rounded once."""
+    return tl.fma(a, b, c)
+
+
+@triton.jit
+def sqrt(x):
+    """Square root, rounded once."""
+    return tl.sqrt_rn(x)
+
+
+@triton.jit
+def divide(a, b):
+    """a / b, rounded once."""
+    return tl.div_rn(a, b)
+
+
+@triton.jit
+def negate(x):
+    """x with its sign bit flipped: Triton 3.6 compiles `-x` to `0 - x`."""
+    return (x.to(tl.int32, bitcast=True) ^ -2147483648).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def exp(x):
+    """e^x to 1 ulp over all of FP32."""
+    rounded = tl.fma(x, _LOG2_E, _ROUND_TO_INTEGER)
+    n = rounded - _ROUND_TO_INTEGER
+    r = tl.fma(n, -_LN2_HIGH, x)
+    r = tl.fma(n, -_LN2_LOW, r)
+    p = tl.fma(r, _C6, _C5)
+    p = tl.fma(p, r, _C4)
+    p = tl.fma(p, r, _C3)
+    p = tl.fma(p, r, _C2)
+    p = tl.fma(p, r, 1.0)
+    p = tl.fma(p, r, 1.0)
+    exponent = rounded.to(tl.int32, bitcast=True)
+    half = exponent >> 1
+    y = p * (half << 23).to(tl.float32, bitcast=True)
+    y = y * ((exponent - half) << 23).to(tl.float32, bitcast=True)
+    y = tl.where(x > _HIGHEST, float("inf"), y)
+    return tl.where(x < _LOWEST, 0.0, y)
+
+
+@triton.jit
+def sigmoid(x):
+    """1 / (1 + e^-x)."""
+    return tl.div_rn(1.0, 1.0 + exp(negate(x)))
+
+
+@triton.jit
+def silu(x):
+    """x * sigmoid(x)."""
+    return x * sigmoid(x)
+
+
+@triton.jit
+def sigmoid_derivative(x):
+    """s * (1 - s) with s = sigmoid(x)."""
+    s = sigmoid(x)
+    return s * (1.0 - s)
+
+
+@triton.jit
+def silu_derivative(x):
+    """s * (1 + x * (1 - s)) with s = sigmoid(x)."""
+    s = sigmoid(x)
+    return s * (1.0 + x * (1.0 - s))

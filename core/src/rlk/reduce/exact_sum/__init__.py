@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Exact column sums: the state of a sum over rows, which any order of adding leaves alike."""
+
+from functools import cache
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from rlk import backends
+from rlk.dispatch import platform_of, require_platform
+from rlk.errors import ArgumentError, BackendError
+from rlk.launch import start_golden
+from rlk.operator import Backend
+from rlk.reduce.exact_sum import golden
+from rlk.reduce.exact_sum.golden import FORMATS, STATE_ROWS
+
+__all__ = ["STATE_ROWS", "add_rows", "merge", "new", "round"]
+
+
+def new(columns: int, device: torch.device | str | None = None) -> torch.Tensor:
+    """The state of an empty sum.
+
+    Args:
+        columns: C, the number of sums.
+        device: where the state lives; torch's default device if None.
+    Returns:
+        state: [13, C], int64. Rows 0 to 9 hold sum(state[k] * 2^(32 * k - 149)), rows 10 to 12
+            count NaN, +Inf and -Inf. States may be added elementwise, as by an all-reduce.
+    Raises:
+        ArgumentError: columns is not a count.
+    """
+    if isinstance(columns, bool) or not isinstance(columns, int) or columns < 0:
+        raise _error("columns", "a non-negative int", repr(columns))
+    return golden.new(columns, device)
+
+
+def add_rows(
+    state: torch.Tensor, rows: torch.Tensor, *, backend: str | None = None
+) -> torch.Tensor:
+    """A new state that also holds `rows`.
+
+        sum[c] += rows[0, c] + ... + rows[R - 1, c], exactly
+
+    Args:
+        state: [13, C], int64; not written to.
+        rows: [R, C], FP32, BF16 or FP16, any strides; R may be 0.
+        backend: "golden" or "triton"; None chooses by device.
+    Returns:
+        state: [13, C], int64, normalised: rows 0 to 8 in [0, 2^32).
+    Gradients: none.
+    Order: none; the sum is exact, so the state's bits do not depend on it.
+    Raises:
+        ArgumentError: shape, dtype or device does not fit; the message names the argument.
+        BackendError: the backend asked for cannot run here.
+    """
+    _check_state("state", state)
+    _check_dense("rows", rows)
+    if rows.dtype not in FORMATS:
+        raise _error("rows", "float32, bfloat16 or float16", str(rows.dtype))
+    columns = state.shape[1]
+    if rows.dim() != 2 or rows.shape[1] != columns:
+        raise _error("rows", f"[R, C] with C={columns}", str(list(rows.shape)))
+    _check_device("rows", rows, "state", state)
+    step = _step("add_rows", state.device, backend)
+    return step(state, rows.detach().resolve_neg())
+
+
+def merge(a: torch.Tensor, b: torch.Tensor, *, backend: str | None = None) -> torch.Tensor:
+    """A new state that holds the rows of both.
+
+        sum[c] = a[c] + b[c], exactly
+
+    Args:
+        a: [13, C], int64.
+        b: as a.
+        backend: "golden" or "triton"; None chooses by device.
+    Returns:
+        state: [13, C], int64, normalised.
+    Order: none.
+    Raises:
+        ArgumentError: shape, dtype or device does not fit; the message names the argument.
+        BackendError: the backend asked for cannot run here.
+    """
+    _check_state("a", a)
+    _check_state("b", b)
+    if a.shape != b.shape:
+        raise _error("b", f"{list(a.shape)} like a", str(list(b.shape)))
+    _check_device("b", b, "a", a)
+    return _step("merge", a.device, backend)(a, b)
+
+
+def round(state: torch.Tensor, dtype: torch.dtype, *, backend: str | None = None) -> torch.Tensor:
+    """The sums, rounded once.
+
+        y[c] = RN(sum[c]), to nearest even in dtype, subnormals kept, overflow to Inf
+
+    A non-zero sum that rounds to zero keeps its sign; an exactly zero or empty sum is +0. NaN, or
+    Inf of both signs, gives NaN; Inf of one sign gives that Inf.
+
+    Args:
+        state: [13, C], int64, normalised or not.
+        dtype: torch.float32, torch.bfloat16 or torch.float16.
+        backend: "golden" or "triton"; None chooses by device.
+    Returns:
+        y: [C] of dtype.
+    Order: none.
+    Raises:
+        ArgumentError: shape or dtype does not fit; the message names the argument.
+        BackendError: the backend asked for cannot run here.
+    """
+    _check_state("state", state)
+    if dtype not in FORMATS:
+        raise _error("dtype", "float32, bfloat16 or float16", str(dtype))
+    return _step("round", state.device, backend)(state, dtype)
+
+
+def _load_triton() -> ModuleType:
+    from rlk.reduce.exact_sum import kernel_triton
+
+    return kernel_triton
+
+
+_BACKENDS = (backends.triton(_load_triton), backends.golden(lambda: golden))
+BACKENDS = tuple(b.name for b in _BACKENDS)
+
+
+def _step(name: str, device: torch.device, requested: str | None) -> Any:
+    """The function `name` of the backend that runs this call."""
+    backend = _choose(device, requested)
+    if backend.name == "golden":
+        start_golden(f"exact_sum.{name}", golden.__file__)
+    return getattr(backend.load(), name)
+
+
+@cache
+def _choose(device: torch.device, requested: str | None) -> Backend:
+    platform = platform_of(device)
+    require_platform("exact_sum", device, platform)
+    for backend in _BACKENDS:
+        wanted = platform in backend.platforms if requested is None else backend.name == requested
+        if wanted:
+            reason = backend.missing(platform)
+            if reason is not None:
+                raise BackendError(f'exact_sum: backend "{backend.name}" cannot run here: {reason}')
+            return backend
+    names = ", ".join(b.name for b in _BACKENDS)
+    raise BackendError(f"exact_sum: backend must be one of {names}, got {requested!r}")
+
+
+def _check_state(name: str, state: torch.Tensor) -> None:
+    _check_dense(name, state)
+    if state.dtype != torch.int64:
+        raise _error(name, "int64", str(state.dtype))
+    if state.dim() != 2 or state.shape[0] != STATE_ROWS:
+        raise _error(name, f"[{STATE_ROWS}, C]", str(list(state.shape)))
+
+
+def _check_dense(name: str, tensor: torch.Tensor) -> None:
+    if not isinstance(tensor, torch.Tensor):
+        raise _error(name, "a tensor", type(tensor).__name__)
+    if tensor.layout != torch.strided:
+        raise _error(name, "a dense tensor", str(tensor.layout))
+
+
+def _check_device(name: str, tensor: torch.Tensor, like: str, other: torch.Tensor) -> None:
+    if tensor.device != other.device:
+        raise _error(name, f"on {other.device} like {like}", str(tensor.device))
+
+
+def _error(name: str, requirement: str, actual: str) -> ArgumentError:
+    return ArgumentError(f"exact_sum: {name} must be {requirement}, got {actual}")

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What callers of the device functions rely on, and the instructions they compile to."""
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from rlk import interpreter
+from rlk.compare import assert_same_bits
+from rlk.reduce import exact_sum
+
+# Before anything imports triton.
+interpreter.enable_without_gpu()
+triton = pytest.importorskip("triton", reason="needs triton")
+
+import triton.language as tl  # noqa: E402
+
+from rlk.launch import launch_triton  # noqa: E402
+from rlk.reduce.exact_sum.device_triton import add_block  # noqa: E402
+
+DEVICE = "cpu" if interpreter.is_enabled() else "cuda"
+
+
+@triton.jit
+def add_block_kernel(  # type: ignore[no-untyped-def]
+    state_ptr, c_ptr, mask_ptr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+):
+    row, column = tl.arange(0, ROWS), tl.arange(0, COLUMNS)
+    at = row[:, None] * COLUMNS + column[None, :]
+    mask = tl.load(mask_ptr + at) != 0
+    add_block(state_ptr, column, COLUMNS, tl.load(c_ptr + at), mask)
+
+
+def block_sum(c: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """The FP32 sums that one call of add_block leads to."""
+    state = exact_sum.new(c.shape[1], DEVICE)
+    operands = (state, c.to(DEVICE), mask.to(torch.int32).to(DEVICE))
+    launch_triton(add_block_kernel, (1,), *operands, ROWS=c.shape[0], COLUMNS=c.shape[1])
+    return exact_sum.round(state, torch.float32, backend="triton").cpu()
+
+
+@pytest.mark.parametrize("exponent", [-126, 0, 119])
+def test_add_block_256_full_significands_do_not_wrap(exponent: int) -> None:
+    value = (2 - 2.0**-23) * 2.0**exponent
+    c = torch.full((256, 2), value) * torch.tensor([1.0, -1.0])
+    assert_same_bits(block_sum(c, torch.ones(256, 2)), torch.tensor([256 * value, -256 * value]))
+
+
+def test_add_block_masked_values_are_not_added() -> None:
+    c = torch.tensor([[1.0, 2.0], [torch.nan, 2.0**100], [-torch.inf, 4.0], [8.0, 8.0]])
+    mask = torch.tensor([[1, 0], [0, 0], [0, 1], [1, 0]])
+    assert_same_bits(block_sum(c, mask), torch.tensor([9.0, 4.0]))
+
+
+def test_add_block_special_beside_finite_counts_and_adds() -> None:
+    c = torch.tensor([[torch.nan, torch.inf, 1.0, 3.0], [1.0, 2.0**127, 2.0**-149, -torch.inf]])
+    want = torch.tensor([torch.nan, torch.inf, 1.0, -torch.inf])
+    assert_same_bits(block_sum(c, torch.ones(2, 4)), want)
+
+
+def test_add_block_windows_apart_keep_the_middle() -> None:
+    c = torch.tensor([[2.0**100], [1 + 2.0**-23], [-(2.0**100)], [2.0**-149]])
+    assert_same_bits(block_sum(c, torch.ones(4, 1)), torch.tensor([1 + 2.0**-23]))
+
+
+# Compilation needs a process in which triton was imported without its interpreter.
+COMPILE = """
+import sys, triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from rlk.reduce.exact_sum import kernel_triton as k
+
+def compiled(kernel, signature, **constants):
+    signature = {**signature, **dict.fromkeys(constants, "constexpr")}
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constants)
+    return triton.compile(source, target=target, options={"enable_fp_fusion": False}).asm["ptx"]
+
+i32 = dict.fromkeys(("row_count", "columns", "row_stride"), "i32")
+for capability in sys.argv[1:]:
+    target = GPUTarget("cuda", int(capability), 32)
+    print(compiled(k.add_rows_kernel, {"state_ptr": "*i64", "rows_ptr": "*bf16", **i32},
+                   column_stride=1, ROWS=k.ROWS, COLUMNS=k.COLUMNS))
+    print(compiled(k.normalise_kernel, {"state_ptr": "*i64", "columns": "i32"}, COLUMNS=128))
+    print(compiled(k.round_kernel, {"out_ptr": "*i16", "state_ptr": "*i64", "columns": "i32"},
+                   PRECISION=8, LOWEST_BIT=16, INFINITY=0x7F80, SIGN=-(2**15), COLUMNS=128))
+"""
+
+
+def test_kernels_compiled_use_integer_instructions_only() -> None:
+    capabilities = ["80", "90", "100", "120"]
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+    command = [sys.executable, "-c", COMPILE, *capabilities]
+    ptx = subprocess.run(
+        command, env=environment, check=True, stdout=subprocess.PIPE, text=True
+    ).stdout
+    # The load of BF16 rows is widened; nothing else is floating point.
+    floating = re.findall(r"\b[\w.]*\.(?:f16|bf16|f32|f64)[\w.]*", ptx)
+    assert set(floating) <= {"cvt.f32.bf16"}
+    atomics = re.findall(r"\b(?:atom|red)\.[\w.]*", ptx)
+    assert {a.split(".", 1)[1] for a in atomics} == {"global.gpu.relaxed.add.u64"}
+    # Three pieces of a window and three counters.
+    assert len(atomics) == 6 * len(capabilities)
