@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks of a call against its declaration, all with one form of message."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from rlk.errors import ArgumentError
+from rlk.operator import Operator, Scalar, Tensor
+
+_LARGEST_FLOAT32 = torch.finfo(torch.float32).max
+_NAMES = {getattr(torch, n): n for n in ("float32", "bfloat16", "float16", "float64", "int64")}
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """The short name of a dtype, as declarations write it."""
+    return _NAMES.get(dtype) or str(dtype).removeprefix("torch.")
+
+
+def check_tensors(operator: Operator, tensors: Sequence[torch.Tensor]) -> dict[str, int]:
+    """Hold input tensors against the declaration.
+
+    Returns:
+        The value of every shape symbol; "T" is the number of flattened rows.
+    """
+    sizes: dict[str, int] = {}
+    first: dict[str, tuple[str, torch.Tensor]] = {}
+    for declared, tensor in zip(operator.inputs, tensors, strict=True):
+        if not isinstance(tensor, torch.Tensor):
+            raise _error(operator, declared.name, "a tensor", type(tensor).__name__)
+        if tensor.layout != torch.strided:
+            raise _error(operator, declared.name, "a dense tensor", str(tensor.layout))
+        _check_dtype(operator, declared, tensor, first)
+        _check_shape(operator, declared, tensor, sizes, first)
+        anchor = operator.inputs[0].name
+        if declared.name != anchor and tensor.device != first[anchor][1].device:
+            where = f"on {first[anchor][1].device} like {anchor}"
+            raise _error(operator, declared.name, where, str(tensor.device))
+        if declared.gradient is None and tensor.requires_grad:
+            raise _error(operator, declared.name, "without gradient", "requires_grad=True")
+        first[declared.name] = (declared.name, tensor)
+    return sizes
+
+
+def check_scalars(operator: Operator, scalars: Mapping[str, Any]) -> dict[str, Any]:
+    """Hold scalars against the declaration; aliases come back as what they stand for."""
+    return {s.name: _check_scalar(operator, s, scalars[s.name]) for s in operator.scalars}
+
+
+def check_gradients(
+    operator: Operator, gradients: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]
+) -> None:
+    """Hold the output gradients of a backward call against the outputs' declaration."""
+    x = tensors[0]
+    for declared, gradient in zip(operator.outputs, gradients, strict=True):
+        name = f"gradient of {declared.name}"
+        shape = output_shape(operator, declared, tensors)
+        if tuple(gradient.shape) != shape:
+            raise _error(operator, name, f"{list(shape)}", f"{list(gradient.shape)}")
+        dtype = output_dtype(operator, declared, tensors)
+        if gradient.dtype != dtype:
+            raise _error(operator, name, dtype_name(dtype), dtype_name(gradient.dtype))
+        if gradient.device != x.device:
+            raise _error(operator, name, f"on {x.device}", str(gradient.device))
+
+
+def output_shape(
+    operator: Operator, declared: Tensor, tensors: Sequence[torch.Tensor]
+) -> tuple[int, ...]:
+    """The shape of an output or saved tensor for these inputs."""
+    sizes: dict[str, int] = {}
+    leading: tuple[int, ...] = ()
+    for known, tensor in zip(operator.inputs, tensors, strict=True):
+        symbols = known.shape
+        if known.has_rows:
+            symbols = symbols[1:]
+            leading = tuple(tensor.shape[: tensor.dim() - len(symbols)])
+        sizes.update(zip(symbols, tensor.shape[tensor.dim() - len(symbols) :], strict=True))
+    trailing = declared.shape[1:] if declared.has_rows else declared.shape
+    return (leading if declared.has_rows else ()) + tuple(sizes[s] for s in trailing)
+
+
+def output_dtype(
+    operator: Operator, declared: Tensor, tensors: Sequence[torch.Tensor]
+) -> torch.dtype:
+    """The dtype of an output or saved tensor for these inputs."""
+    (rule,) = declared.dtype
+    if rule.startswith("="):
+        return tensors[[t.name for t in operator.inputs].index(rule[1:])].dtype
+    return getattr(torch, rule)
+
+
+def _check_dtype(
+    operator: Operator,
+    declared: Tensor,
+    tensor: torch.Tensor,
+    first: Mapping[str, tuple[str, torch.Tensor]],
+) -> None:
+    accepted = []
+    for rule in declared.dtype:
+        if rule.startswith("="):
+            source = first[rule[1:]][1].dtype
+            if tensor.dtype == source:
+                return
+            accepted.append(f"{dtype_name(source)} like {rule[1:]}")
+        elif dtype_name(tensor.dtype) == rule:
+            return
+        elif rule not in (a.split()[0] for a in accepted):
+            accepted.append(rule)
+    raise _error(operator, declared.name, " or ".join(accepted), dtype_name(tensor.dtype))
+
+
+def _check_shape(
+    operator: Operator,
+    declared: Tensor,
+    tensor: torch.Tensor,
+    sizes: dict[str, int],
+    first: Mapping[str, tuple[str, torch.Tensor]],
+) -> None:
+    symbols = declared.shape[1:] if declared.has_rows else declared.shape
+    known = {s: sizes[s] for s in symbols if s in sizes}
+    wanted = f"[{', '.join(declared.shape)}]"
+    if known:
+        wanted += " with " + ", ".join(f"{s}={v}" for s, v in known.items())
+    leading = tensor.dim() - len(symbols)
+    if leading < 0 or (leading > 0 and not declared.has_rows):
+        raise _error(operator, declared.name, wanted, str(list(tensor.shape)))
+    for symbol, size in zip(symbols, tensor.shape[leading:], strict=True):
+        if sizes.setdefault(symbol, size) != size:
+            raise _error(operator, declared.name, wanted, str(list(tensor.shape)))
+    if not declared.has_rows:
+        return
+    if 0 in tensor.shape[leading:]:
+        raise _error(
+            operator, declared.name, f"{wanted} with no empty row", str(list(tensor.shape))
+        )
+    for other in operator.inputs:
+        if other.has_rows and other.name in first:
+            axes = tuple(first[other.name][1].shape[: -len(symbols) or None])
+            if axes != tuple(tensor.shape[:leading]):
+                like = f"{list(first[other.name][1].shape)} like {other.name}"
+                raise _error(operator, declared.name, like, str(list(tensor.shape)))
+    sizes.setdefault("T", tensor.shape[:leading].numel())
+
+
+def _check_scalar(operator: Operator, declared: Scalar, value: Any) -> Any:
+    if declared.choices:
+        value = declared.aliases.get(value, value) if isinstance(value, str) else value
+        if value not in declared.choices:
+            names = ", ".join((*declared.choices, *declared.aliases))
+            raise _error(operator, declared.name, f"one of {names}", repr(value))
+        return value
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise _error(operator, declared.name, "a number", repr(value))
+    if not max(declared.minimum, -_LARGEST_FLOAT32) <= value <= _LARGEST_FLOAT32:
+        wanted = "a finite float32"
+        if declared.minimum > -_LARGEST_FLOAT32:
+            wanted += f" of at least {declared.minimum}"
+        raise _error(operator, declared.name, wanted, repr(value))
+    return float(value)
+
+
+def _error(operator: Operator, name: str, requirement: str, actual: str) -> ArgumentError:
+    return ArgumentError(f"{operator.name}: {name} must be {requirement}, got {actual}")

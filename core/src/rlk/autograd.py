@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The autograd.Function of an operator, and the bar to second derivatives."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from rlk.errors import GradientError
+
+if TYPE_CHECKING:
+    from rlk.execution import Execution
+
+
+class _FirstOrderOnly(torch.autograd.Function):
+    """Passes gradients through; raises when somebody differentiates them."""
+
+    @staticmethod
+    def forward(ctx: Any, name: str, count: int, *tensors: torch.Tensor) -> Any:
+        ctx.name = name
+        return tuple(t.view_as(t) for t in tensors[:count])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        raise GradientError(
+            f"{ctx.name}: the derivative must be of first order, got a second differentiation; "
+            "detach the first gradient"
+        )
+
+
+def first_order_only(
+    name: str, results: Sequence[torch.Tensor | None], sources: Sequence[Any]
+) -> list[Any]:
+    """Tie gradients to what they depend on, so that differentiating them raises.
+
+    Without this, a backward that autograd cannot see would count as a constant and make second
+    derivatives silently wrong. Raising at once would forbid `create_graph=True` to those who
+    use the first order only.
+    """
+    depends = [t for t in sources if isinstance(t, torch.Tensor) and t.requires_grad]
+    floating = [r for r in results if r is not None and r.is_floating_point()]
+    if not depends or not floating or not torch.is_grad_enabled():
+        return list(results)
+    guarded = iter(_FirstOrderOnly.apply(name, len(floating), *floating, *depends))
+    return [next(guarded) if r is not None and r.is_floating_point() else r for r in results]
+
+
+def make_function(execution: "Execution") -> type[torch.autograd.Function]:
+    """The autograd.Function that runs an operator.
+
+    Its first argument is the dispatch key set when the dispatcher called, or None on the
+    eager path; the rest is the operator's schema.
+    """
+    operator = execution.operator
+    inputs = len(operator.inputs)
+    outputs = len(operator.outputs)
+
+    class OperatorFunction(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, keyset: Any, *arguments: Any) -> Any:
+            results = execution.forward_pass(keyset, *arguments)
+            ctx.keyset = keyset
+            ctx.rest = arguments[inputs:]
+            ctx.save_for_backward(*arguments[:inputs], *results[outputs:])
+            ctx.mark_non_differentiable(*results[outputs:])
+            return tuple(results)
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Any) -> Any:
+            tensors = ctx.saved_tensors
+            needs = {
+                t.name: needed
+                for t, needed in zip(operator.inputs, ctx.needs_input_grad[1:], strict=False)
+                if t.gradient
+            }
+            *scalars, backend = ctx.rest
+            arguments = (*gradients[:outputs], *tensors, *scalars, *needs.values(), backend)
+            with torch.no_grad():
+                results = execution.backward_pass(ctx.keyset, *arguments)
+                finished = execution.finish_gradients(results, tensors[:inputs], needs, backend)
+            finished = first_order_only(operator.name, finished, arguments)
+            return None, *finished, *(None for _ in ctx.rest)
+
+    OperatorFunction.__name__ = OperatorFunction.__qualname__ = operator.name
+    return OperatorFunction

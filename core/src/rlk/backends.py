@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The standard backend rows of a declaration, and what each needs from the machine."""
+
+import importlib.util
+from collections.abc import Callable
+from types import ModuleType
+
+from rlk.operator import Backend
+
+
+def golden(load: Callable[[], ModuleType]) -> Backend:
+    """PyTorch FP32 in the written order: serves the CPU, other devices only by request."""
+    return Backend("golden", load, platforms=("cpu",), on_request=("nvidia",))
+
+
+def triton(load: Callable[[], ModuleType]) -> Backend:
+    """Triton kernels: serve NVIDIA GPUs; on the CPU only by request, in the interpreter."""
+    return Backend(
+        "triton", load, platforms=("nvidia",), on_request=("cpu",), missing=_triton_missing
+    )
+
+
+def _triton_missing(platform: str) -> str | None:
+    from rlk import interpreter
+
+    if importlib.util.find_spec("triton") is None:
+        return "it needs the package triton, which is not installed"
+    if platform == "cpu" and not interpreter.is_enabled():
+        return "on the CPU it runs in Triton's interpreter, which TRITON_INTERPRET=1 turns on"
+    return None

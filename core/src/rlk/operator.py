@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an operator is: plain frozen dataclasses from which core derives everything else.
+
+One `Operator` per operator folder drives the torch.library schema, fake kernels, autograd,
+argument checks, dispatch, gates, benchmark cases and documentation tables.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any, Literal
+
+FLOATS = ("float32", "bfloat16", "float16")
+
+# The words a claim may use; concepts/claims in the docs explains each.
+CLAIM_WORDS = (
+    "repeatable",
+    "batch_invariant",
+    "order_free",
+    "backend_equal",
+    "gpu_to_gpu",
+    "rollout_equal",
+)
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """An input, an output or a saved tensor.
+
+    `shape` holds symbols; a leading "..." stands for any number of axes, which core flattens
+    to rows `T` before a backend sees them. `dtype` lists what is accepted: dtype names, or
+    "=x" for the dtype of input `x`. `gradient` is "row" (one per row), "parameter" (an exact sum
+    over rows) or None.
+    """
+
+    name: str
+    shape: tuple[str, ...]
+    dtype: tuple[str, ...]
+    gradient: Literal["row", "parameter"] | None = None
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether leading axes are flattened to rows."""
+        return self.shape[:1] == ("...",)
+
+
+@dataclass(frozen=True)
+class Scalar:
+    """A scalar argument.
+
+    `also` lists further values, and `choices` all values, that gates judge beside the default.
+    A `fixed` scalar is the operator's own constant, not the caller's.
+    """
+
+    name: str
+    default: float | str
+    minimum: float = -math.inf
+    also: tuple[float, ...] = ()
+    choices: tuple[str, ...] = ()
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    fixed: bool = False
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """Which core primitive forms `result`, along which axis."""
+
+    result: str
+    primitive: Literal["row_sum", "exact_sum", "mma_chain"]
+    axis: str
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A guarantee by name, for these tensors (outputs, saved state, gradients as `dx`)."""
+
+    word: str
+    tensors: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Backend:
+    """One way to compute; `rlk.backends` makes the standard rows.
+
+    `load` imports it on first use and returns a module with `forward` and `backward`.
+    `platforms` are where it may be chosen unasked, `on_request` where it also runs by name.
+    `missing` says in one clause what the machine lacks for it, if anything.
+    """
+
+    name: str
+    load: Callable[[], ModuleType]
+    platforms: tuple[str, ...]
+    on_request: tuple[str, ...] = ()
+    missing: Callable[[str], str | None] = lambda platform: None
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A size that occurs in a real model: symbol values, and where it comes from."""
+
+    site: str
+    sizes: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Operator:
+    """The declaration of one operator.
+
+    A backend module offers
+
+        forward(*inputs, **scalars) -> (*outputs, *saved)
+        backward(*output_gradients, *inputs, *saved, needs=..., **scalars) -> one per input
+            with a gradient: row gradients as tensors, parameter gradients as int64 exact
+            state, None for each name missing from `needs`
+
+    with rows flattened to [T, ...]. Both are called only with at least one row.
+    """
+
+    name: str
+    package: str
+    bits_version: int
+    inputs: tuple[Tensor, ...]
+    scalars: tuple[Scalar, ...]
+    outputs: tuple[Tensor, ...]
+    saved: tuple[Tensor, ...]
+    reductions: tuple[Reduction, ...]
+    category: Literal["elementwise", "reduction"]
+    claims: tuple[Claim, ...]
+    workloads: tuple[Workload, ...]
+    oracle: Callable[..., Any]
+    backends: tuple[Backend, ...]
+    formula: str
+
+    @property
+    def differentiable(self) -> tuple[Tensor, ...]:
+        """The inputs that take gradients, in order."""
+        return tuple(t for t in self.inputs if t.gradient)
+
+    @property
+    def parameters(self) -> tuple[Tensor, ...]:
+        """The inputs whose gradient is an exact sum over rows."""
+        return tuple(t for t in self.inputs if t.gradient == "parameter")
+
+    @property
+    def free_scalars(self) -> tuple[Scalar, ...]:
+        """The scalars that a caller may set."""
+        return tuple(s for s in self.scalars if not s.fixed)
+
+    def backend(self, name: str) -> Backend | None:
+        """The backend row of this name, or None."""
+        return next((b for b in self.backends if b.name == name), None)
+
+    def claimed(self, word: str) -> tuple[str, ...]:
+        """The tensors for which the operator claims `word`."""
+        return tuple(t for claim in self.claims if claim.word == word for t in claim.tensors)

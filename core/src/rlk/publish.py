@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a declaration to operators of torch: schema, fake kernels, autograd and the eager call.
+
+`publish(operator)` defines `torch.ops.rlk.<name>` and `torch.ops.rlk.<name>_backward` and returns
+the function that an operator folder calls. Plain eager tensors take a short path around the
+dispatcher; everything else (compile, export, fake tensors, modes, subclasses) goes through it.
+Both end in one `Execution`, so bits do not depend on the path.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch._C import _AutoDispatchBelowAutograd
+
+from rlk.arguments import check_tensors
+from rlk.autograd import first_order_only
+from rlk.execution import Execution, rounding_backend
+from rlk.operator import Operator
+from rlk.reduce import exact_sum
+
+_library = torch.library.Library("rlk", "FRAGMENT")
+_SCHEMA_TYPES = {float: "float", str: "str"}
+
+
+class Published(Execution):
+    """An operator that torch knows, and the call to it."""
+
+    def __init__(self, operator: Operator) -> None:
+        super().__init__(operator)
+        _define(self)
+        self.forward_op = getattr(torch.ops.rlk, operator.name).default
+        self.backward_op = getattr(torch.ops.rlk, f"{operator.name}_backward").default
+
+    def __call__(
+        self, tensors: Sequence[Any], scalars: Mapping[str, Any], backend: str | None = None
+    ) -> tuple[torch.Tensor, ...]:
+        """The operator's outputs, without its saved state."""
+        arguments = self.arguments(tensors, scalars, backend)
+        if is_plain(tensors):
+            return self.call(*arguments)[: self._outputs]
+        check_tensors(self.operator, tensors)
+        results = self.forward_op(*arguments)
+        results = (results,) if isinstance(results, torch.Tensor) else results
+        return tuple(results[: self._outputs])
+
+    def forward_pass(self, keyset: Any, *arguments: Any) -> tuple[torch.Tensor, ...]:
+        """Through the dispatcher, below autograd, where it called."""
+        if keyset is None:
+            return self.forward(*arguments)
+        return _below_autograd(self.forward_op, keyset, arguments)
+
+    def backward_pass(self, keyset: Any, *arguments: Any) -> tuple[torch.Tensor, ...]:
+        """Through the dispatcher where it called the forward."""
+        if keyset is None:
+            return self.backward(*arguments)
+        results = self.backward_op(*arguments)
+        return (results,) if isinstance(results, torch.Tensor) else results
+
+    def round_state(self, state: torch.Tensor, dtype: torch.dtype, requested: str) -> torch.Tensor:
+        """Through the dispatcher where it may be listening."""
+        if is_plain((state,)):
+            return super().round_state(state, dtype, requested)
+        return torch.ops.rlk.exact_sum_round(state, dtype, requested)
+
+
+def publish(operator: Operator) -> Published:
+    """Define an operator for torch from its declaration."""
+    return Published(operator)
+
+
+def is_plain(tensors: Sequence[Any]) -> bool:
+    """Whether these are ordinary eager tensors with no compiler, mode or transform about."""
+    return (
+        not torch.compiler.is_compiling()
+        and all(type(t) in (torch.Tensor, torch.nn.Parameter) for t in tensors)
+        and torch._C._len_torch_dispatch_stack() == 0
+        and torch._C._len_torch_function_stack() == 0
+        and torch._C._functorch.peek_interpreter_stack() is None
+        and not any(t.is_meta for t in tensors)
+    )
+
+
+def _below_autograd(op: Any, keyset: Any, arguments: Sequence[Any]) -> tuple[torch.Tensor, ...]:
+    with _AutoDispatchBelowAutograd():
+        results = op.redispatch(keyset & torch._C._after_autograd_keyset, *arguments)
+    return (results,) if isinstance(results, torch.Tensor) else tuple(results)
+
+
+def _define(published: Published) -> None:
+    operator = published.operator
+    scalars = "".join(f", {_SCHEMA_TYPES[type(s.default)]} {s.name}" for s in operator.scalars)
+    inputs = ", ".join(f"Tensor {t.name}" for t in operator.inputs)
+    results = ", ".join(f"Tensor {t.name}" for t in operator.outputs + operator.saved)
+    _library.define(f"{operator.name}({inputs}{scalars}, str backend) -> ({results})")
+    gradients = ", ".join(f"Tensor d{t.name}" for t in operator.outputs)
+    saved = "".join(f", Tensor {t.name}" for t in operator.saved)
+    needs = "".join(f", bool need_{t.name}" for t in operator.differentiable)
+    backward_results = ", ".join(
+        f"Tensor d{t.name}" + ("_state" if t.gradient == "parameter" else "")
+        for t in operator.differentiable
+    )
+    _library.define(
+        f"{operator.name}_backward({gradients}, {inputs}{saved}{scalars}{needs}, str backend)"
+        f" -> ({backward_results})"
+    )
+    backward = f"{operator.name}_backward"
+    _register(operator.name, published.forward, _fake_forward(published))
+    _register(backward, published.backward, _fake_backward(published))
+    _library.impl(operator.name, _autograd_forward(published), "Autograd", with_keyset=True)
+    _library.impl(backward, _autograd_backward(published), "Autograd", with_keyset=True)
+
+
+def _register(name: str, function: Callable[..., Any], fake: Callable[..., Any]) -> None:
+    _library.impl(name, _unwrap_single(function), "CompositeExplicitAutograd")
+    torch.library.register_fake(f"rlk::{name}", _unwrap_single(fake), lib=_library)
+
+
+def _unwrap_single(function: Callable[..., Any]) -> Callable[..., Any]:
+    # A schema with one result wants the tensor itself, not a tuple of one.
+    def call(*arguments: Any) -> Any:
+        results = function(*arguments)
+        return results if len(results) > 1 else results[0]
+
+    return call
+
+
+def _fake_forward(published: Published) -> Callable[..., Any]:
+    def fake(*arguments: Any) -> tuple[torch.Tensor, ...]:
+        tensors = arguments[: len(published.operator.inputs)]
+        check_tensors(published.operator, tensors)
+        return published.empty_outputs(tensors)
+
+    return fake
+
+
+def _fake_backward(published: Published) -> Callable[..., Any]:
+    def fake(*arguments: Any) -> tuple[torch.Tensor, ...]:
+        _, tensors, _, _, needs = published.split_backward(arguments)
+        return published.empty_gradients(tensors, needs)
+
+    return fake
+
+
+def _autograd_forward(published: Published) -> Callable[..., Any]:
+    def kernel(keyset: Any, *arguments: Any) -> tuple[torch.Tensor, ...]:
+        tensors = arguments[: len(published.operator.inputs)]
+        if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+            return published.function.apply(keyset, *arguments)
+        return _below_autograd(published.forward_op, keyset, arguments)
+
+    return _unwrap_single(kernel)
+
+
+def _autograd_backward(published: Published) -> Callable[..., Any]:
+    def kernel(keyset: Any, *arguments: Any) -> tuple[torch.Tensor, ...]:
+        results = _below_autograd(published.backward_op, keyset, arguments)
+        return tuple(first_order_only(published.operator.name, results, arguments))
+
+    return _unwrap_single(kernel)
+
+
+def _round_kernel(state: torch.Tensor, dtype: torch.dtype, backend: str) -> torch.Tensor:
+    return exact_sum.round(state, dtype, backend=rounding_backend(backend))
+
+
+_library.define("exact_sum_round(Tensor state, ScalarType dtype, str backend) -> Tensor")
+_library.impl("exact_sum_round", _round_kernel, "CompositeExplicitAutograd")
+
+
+@torch.library.register_fake("rlk::exact_sum_round", lib=_library)
+def _fake_round(state: torch.Tensor, dtype: torch.dtype, backend: str) -> torch.Tensor:
+    return state.new_empty(state.shape[1:], dtype=dtype)
