@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The zero-centred normalisation as a module."""
+
+import torch
+from torch import nn
+
+from . import qwen3_next_rms_norm
+
+
+class Qwen3NextRMSNorm(nn.Module):
+    """`qwen3_next_rms_norm` with a weight initialised to 0, as in transformers.
+
+    Args:
+        dim: N, the length of a row.
+        eps: added to the mean square; unitless.
+    """
+
+    def __init__(self, dim: int, eps: float = 1e-6) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.zeros(dim))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The normalised rows of x [..., N]."""
+        return qwen3_next_rms_norm(x, self.weight, self.eps)
+
+    def extra_repr(self) -> str:
+        """Shape and eps, as transformers prints them."""
+        return f"{tuple(self.weight.shape)}, eps={self.eps}"

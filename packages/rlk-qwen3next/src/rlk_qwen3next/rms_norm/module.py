@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The normalisation as a module."""
+
+import torch
+from torch import nn
+
+from . import rms_norm
+
+
+class RMSNorm(nn.Module):
+    """`rms_norm` with a weight initialised to 1.
+
+    Args:
+        hidden_size: N, the length of a row.
+        eps: added to the mean square; unitless.
+    """
+
+    def __init__(self, hidden_size: int, eps: float = 1e-6) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(hidden_size))
+        self.eps = eps
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The normalised rows of x [..., N]."""
+        return rms_norm(x, self.weight, self.eps)
+
+    def extra_repr(self) -> str:
+        """Shape and eps, as torch prints them."""
+        return f"{tuple(self.weight.shape)}, eps={self.eps}"

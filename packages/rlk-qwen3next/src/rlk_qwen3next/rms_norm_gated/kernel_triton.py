@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""rms_norm_gated in Triton: one pass forward, one fused pass backward, same bits as golden."""
+
+import torch
+import triton
+import triton.language as tl
+
+from rlk.launch import launch_triton
+from rlk.math.device_triton import (
+    divide,
+    sigmoid,
+    sigmoid_derivative,
+    silu,
+    silu_derivative,
+)
+from rlk.reduce import exact_sum
+from rlk.reduce.exact_sum.device_triton import add_block
+from rlk.reduce.exact_sum.kernel_triton import normalise_
+from rlk.reduce.row_sum.device_triton import chunk_dot
+
+from ..rms_norm.device_triton import (
+    CHUNK,
+    ROWS,
+    input_gradient,
+    inverse_rms,
+    load_chunk,
+    offset_weight,
+    store_chunk,
+)
+
+
+@triton.jit
+def activate(gate, SILU: tl.constexpr):
+    if SILU:
+        result = silu(gate)
+    else:
+        result = sigmoid(gate)
+    return result
+
+
+@triton.jit
+def activate_derivative(gate, SILU: tl.constexpr):
+    if SILU:
+        result = silu_derivative(gate)
+    else:
+        result = sigmoid_derivative(gate)
+    return result
+
+
+@triton.jit
+def rms_norm_gated_forward(
+    x, gate, weight, y, rstd_out, rows, n,
+    x_row, x_column, gate_row, gate_column, weight_column, eps, weight_offset,
+    SILU: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)  # [R]
+    mask = row < rows
+    rstd = inverse_rms(x, row * x_row, mask, n, x_column, eps, ROWS, CHUNK)
+    tl.store(rstd_out + row, rstd, mask=mask)
+    for start in range(0, n, CHUNK):
+        values = load_chunk(x, row * x_row, mask, start, n, x_column, CHUNK)
+        act = activate(load_chunk(gate, row * gate_row, mask, start, n, gate_column, CHUNK), SILU)
+        factor = offset_weight(weight, weight_offset, start, n, weight_column, CHUNK)
+        result = values * rstd[:, None] * factor[None, :] * act
+        store_chunk(y, result, row, mask, start, n, CHUNK)
+
+
+@triton.jit
+def rms_norm_gated_backward(
+    dy, x, gate, weight, rstd_in, dx, dgate, state, rows, n,
+    dy_row, dy_column, x_row, x_column, gate_row, gate_column, weight_column, rstd_row,
+    weight_offset,
+    NEED_X: tl.constexpr, NEED_GATE: tl.constexpr, NEED_WEIGHT: tl.constexpr,
+    SILU: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)  # [R]
+    mask = row < rows
+    rstd = tl.load(rstd_in + row * rstd_row, mask=mask, other=0.0)
+    m = tl.zeros([ROWS], tl.float32)
+    if NEED_X:
+        for start in range(0, n, CHUNK):
+            upstream = load_chunk(dy, row * dy_row, mask, start, n, dy_column, CHUNK)
+            xhat = load_chunk(x, row * x_row, mask, start, n, x_column, CHUNK) * rstd[:, None]
+            z = load_chunk(gate, row * gate_row, mask, start, n, gate_column, CHUNK)
+            factor = offset_weight(weight, weight_offset, start, n, weight_column, CHUNK)
+            m = m + chunk_dot(upstream * factor[None, :] * activate(z, SILU), xhat)
+        m = divide(m, tl.zeros([ROWS], tl.float32) + n)
+    for start in range(0, n, CHUNK):
+        upstream = load_chunk(dy, row * dy_row, mask, start, n, dy_column, CHUNK)
+        xhat = load_chunk(x, row * x_row, mask, start, n, x_column, CHUNK) * rstd[:, None]
+        z = load_chunk(gate, row * gate_row, mask, start, n, gate_column, CHUNK)
+        factor = offset_weight(weight, weight_offset, start, n, weight_column, CHUNK)[None, :]
+        act = activate(z, SILU)
+        if NEED_X:
+            gradient = input_gradient(upstream * factor * act, xhat, rstd, m)
+            store_chunk(dx, gradient, row, mask, start, n, CHUNK)
+        if NEED_GATE:
+            gradient = upstream * xhat * factor * activate_derivative(z, SILU)
+            store_chunk(dgate, gradient, row, mask, start, n, CHUNK)
+        if NEED_WEIGHT:
+            columns = start + tl.arange(0, CHUNK)
+            inside = mask[:, None] & (columns < n)[None, :]
+            add_block(state, columns, n, upstream * xhat * act, inside)
+
+
+def forward(
+    x: torch.Tensor,
+    gate: torch.Tensor,
+    weight: torch.Tensor,
+    *,
+    eps: float,
+    activation: str,
+    weight_offset: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(y [T, N], rstd [T])"""
+    rows, n = x.shape
+    y = torch.empty_like(x, memory_format=torch.contiguous_format)
+    rstd = torch.empty(rows, dtype=torch.float32, device=x.device)
+    launch_triton(
+        rms_norm_gated_forward, (triton.cdiv(rows, ROWS),),
+        x, gate, weight, y, rstd, rows, n,
+        *x.stride(), *gate.stride(), *weight.stride(), eps, weight_offset,
+        SILU=activation == "silu", ROWS=ROWS, CHUNK=CHUNK,
+    )  # fmt: skip
+    return y, rstd
+
+
+def backward(
+    dy: torch.Tensor,
+    x: torch.Tensor,
+    gate: torch.Tensor,
+    weight: torch.Tensor,
+    rstd: torch.Tensor,
+    *,
+    eps: float,
+    activation: str,
+    weight_offset: float,
+    needs: frozenset[str],
+) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
+    """(dx [T, N], dgate [T, N], exact state of dweight [13, N])"""
+    rows, n = x.shape
+    need_x, need_gate, need_weight = (name in needs for name in ("x", "gate", "weight"))
+    dx = torch.empty_like(x, memory_format=torch.contiguous_format) if need_x else None
+    dgate = torch.empty_like(x, memory_format=torch.contiguous_format) if need_gate else None
+    state = exact_sum.new(n, x.device) if need_weight else None
+    launch_triton(
+        rms_norm_gated_backward, (triton.cdiv(rows, ROWS),),
+        dy, x, gate, weight, rstd,
+        x if dx is None else dx, x if dgate is None else dgate, rstd if state is None else state,
+        rows, n, *dy.stride(), *x.stride(), *gate.stride(), *weight.stride(), *rstd.stride(),
+        weight_offset,
+        NEED_X=need_x, NEED_GATE=need_gate, NEED_WEIGHT=need_weight,
+        SILU=activation == "silu", ROWS=ROWS, CHUNK=CHUNK,
+    )  # fmt: skip
+    if state is not None:
+        normalise_(state)
+    return dx, dgate, state
