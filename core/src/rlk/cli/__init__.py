@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line `rlk`: exit status 0 passed, 1 judged red, 2 usage or environment error."""
+
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from rlk import interpreter
+from rlk.cli.bits import bits
+from rlk.cli.check import check
+from rlk.cli.console import complain
+from rlk.cli.env import env
+from rlk.cli.gate import gate
+from rlk.cli.list_operators import list_operators
+from rlk.cli.show import show
+from rlk.errors import RlkError
+
+__all__ = ["app", "main"]
+
+RED = 1
+CANNOT_JUDGE = 2
+
+
+class Commands(TyperGroup):
+    """The commands, with our errors as one sentence and their exit status."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command of this context."""
+        try:
+            return super().invoke(ctx)
+        except RlkError as error:
+            complain(str(error))
+            raise typer.Exit(CANNOT_JUDGE) from error
+        except KeyboardInterrupt as error:
+            complain("interrupted")
+            raise typer.Exit(RED) from error
+
+
+app = typer.Typer(
+    cls=Commands,
+    help="Batch-invariant GPU operators: what is installed, and whether its claims hold.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+
+@app.callback()
+def start() -> None:
+    """Batch-invariant GPU operators: what is installed, and whether its claims hold."""
+    # Before a command imports Triton kernels: they decide at import how they run.
+    interpreter.enable_without_gpu()
+
+
+app.command("list")(list_operators)
+app.command()(show)
+app.command()(env)
+app.command()(bits)
+app.command()(check)
+app.command()(gate)
+
+
+def main() -> None:
+    """The program `rlk`."""
+    app(prog_name="rlk")

@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`rlk check`: one accuracy run of the function that users call, on a shape of one's own."""
+
+import re
+from dataclasses import replace
+from math import prod
+from typing import Annotated
+
+import torch
+import typer
+
+from rlk import dispatch
+from rlk.cli import select
+from rlk.cli.console import console, table
+from rlk.cli.public_run import Results, run
+from rlk.errors import RlkError
+from rlk.gates.accuracy import Accuracy, judge_tensor, reference
+from rlk.gates.case import DEFAULT_SEED
+from rlk.gates.inputs import SAMPLE_LENGTHS, Fixture, fixture, smallest_sizes
+from rlk.operator import Operator
+
+_COLUMNS = (
+    "tensor", "dtype", "shape", "within contract", "max abs error", "ulp at RMS", "bound",
+    "correctly rounded", "bound", "verdict",
+)  # fmt: skip
+
+
+def check(
+    operator: Annotated[str, typer.Argument(metavar="OP", help="Name of the operator.")],
+    backend: Annotated[str, typer.Option(help="Backend to run.")] = dispatch.AUTO,
+    device: Annotated[str | None, typer.Option(help="Device: cpu, cuda, cuda:1.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="Dtype of the first input.")] = None,
+    shape: Annotated[
+        str | None, typer.Option(help="Shape of the first input, such as 4,16,2048.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the inputs.")] = DEFAULT_SEED,
+    grad: Annotated[bool, typer.Option(help="Judge the gradients too.")] = True,
+) -> None:
+    """Hold one run against the FP64 oracle; exit status 0 within the contract, 1 outside."""
+    (declared,) = select.named([operator])
+    place = _device(device)
+    chosen = select.backend_for(declared, place, backend)
+    batch = _inputs(declared, dtype, shape, seed)
+    results = run(declared, batch, place, backend, grad=grad)
+    judged = _judge(declared, batch, results)
+    faults = [f"{name}: {fault}" for name, found in judged.items() for fault in found.faults]
+    if results.backends != {chosen}:
+        ran = ", ".join(sorted(results.backends)) or "nothing"
+        faults.append(f"backend {chosen} was chosen, ran {ran}")
+    _print(declared, batch, results, judged, place, seed)
+    for fault in faults:
+        console().print(fault, soft_wrap=True)
+    within, total = (sum(getattr(f, part) for f in judged.values()) for part in ("within", "total"))
+    rate = f"{100 * within / total:.4f} % of {total} elements within the contract"
+    console().print(f"{'failed' if faults else 'passed'}: {rate}")
+    raise typer.Exit(1 if faults else 0)
+
+
+def _judge(operator: Operator, batch: Fixture, results: Results) -> dict[str, Accuracy]:
+    expected = reference(operator, batch)
+    outputs = {t.name for t in operator.outputs}
+    return {
+        name: judge_tensor(
+            operator,
+            "forward_accuracy" if name in outputs else "gradient_accuracy",
+            tensor,
+            expected[name],
+        )
+        for name, tensor in results.tensors.items()
+    }
+
+
+def _print(
+    operator: Operator,
+    batch: Fixture,
+    results: Results,
+    judged: dict[str, Accuracy],
+    device: torch.device,
+    seed: int,
+) -> None:
+    first = operator.inputs[0].name
+    ran = ", ".join(sorted(results.backends)) or "nothing"
+    rows = []
+    for name, found in judged.items():
+        tensor = results.tensors[name]
+        rows.append(
+            (
+                name,
+                str(tensor.dtype).removeprefix("torch."),
+                list(tensor.shape),
+                f"{100 * found.within / found.total:.4f} %",
+                f"{found.max_abs_error:.3g}",
+                f"{found.max_ulp_at_rms:.3g}",
+                f"{found.bound.max_ulp_at_rms:g}",
+                f"{100 * found.correctly_rounded:.4f} %",
+                f"{100 * found.bound.correctly_rounded:g} %",
+                "failed" if found.faults else "passed",
+            )
+        )
+    shape = list(batch.inputs[first].shape)
+    out = console()
+    out.print(f"{operator.name}, backend {ran}, device {device}, {first} {shape}, seed {seed}")
+    out.print(table("", _COLUMNS, rows))
+
+
+def _device(name: str | None) -> torch.device:
+    """The device of this name, or the GPU where there is one."""
+    if name is None:
+        return select.devices()[-1]
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise RlkError(f"check: --device must be cpu, cuda or cuda:N, got {name!r}") from error
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        count = torch.cuda.device_count()
+        raise RlkError(f"check: --device must be present, got {name!r} with {count} GPUs here")
+    return device
+
+
+def _inputs(operator: Operator, dtype: str | None, shape: str | None, seed: int) -> Fixture:
+    """Inputs and upstream gradients, with the leading axes that `shape` asks for."""
+    first = operator.inputs[0]
+    if dtype not in (None, *first.dtype):
+        raise RlkError(f"check: --dtype must be one of {', '.join(first.dtype)}, got {dtype!r}")
+    sizes = smallest_sizes(operator)
+    leading = [sum(SAMPLE_LENGTHS)]
+    if shape is not None:
+        symbols = first.shape[1:] if first.has_rows else first.shape
+        axes = _axes(shape, f"[{', '.join(first.shape)}]", symbols, first.has_rows)
+        leading = axes[: len(axes) - len(symbols)]
+        sizes |= zip(symbols, axes[len(leading) :], strict=True)
+    rows = prod(leading)
+    batch = fixture(operator, dtype or first.dtype[0], rows=rows, sizes=sizes, seed=seed)
+    with_rows = {t.name for t in operator.inputs + operator.outputs if t.has_rows}
+
+    def shaped(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {
+            name: t.reshape(*leading, *t.shape[1:]) if name in with_rows else t
+            for name, t in tensors.items()
+        }
+
+    return replace(batch, inputs=shaped(batch.inputs), upstream=shaped(batch.upstream))
+
+
+def _axes(shape: str, wanted: str, symbols: tuple[str, ...], has_rows: bool) -> list[int]:
+    """The sizes written in `shape`, as many as the declaration wants."""
+    parts = re.split("[,x]", shape.strip("[]() "))
+    error = RlkError(f"check: --shape must be positive integers for {wanted}, got {shape!r}")
+    if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
+        raise error
+    if len(parts) < len(symbols) or (len(parts) > len(symbols) and not has_rows):
+        raise error
+    return [int(part) for part in parts]

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A package with one tiny operator, installed for these tests only."""
+
+import importlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import rlk
+from rlk import interpreter, registry
+from rlk.cli import app
+
+FILES = {
+    "__init__.py": "from .twice import twice\n",
+    "twice/__init__.py": """
+from rlk.publish import publish
+from .operator import OPERATOR
+_published = publish(OPERATOR)
+def twice(x, *, backend=None):
+    return _published((x,), {}, backend)[0]
+""",
+    "twice/operator.py": """
+from rlk.operator import FLOATS, Backend, Claim, Operator, Tensor, Workload
+from . import golden, oracle
+OPERATOR = Operator(
+    name="twice", package="tiny_operators", bits_version=3, formula="y = x + x",
+    inputs=(Tensor("x", ("...", "N"), FLOATS, gradient="row"),), scalars=(),
+    outputs=(Tensor("y", ("...", "N"), ("=x",)),), saved=(), reductions=(),
+    category="elementwise",
+    claims=(Claim("repeatable", ("y", "dx")), Claim("batch_invariant", ("y", "dx"))),
+    workloads=(Workload("nowhere", {"T": 4, "N": 8}),), oracle=oracle.forward,
+    backends=(
+        Backend("quantum", lambda: None, ("cpu",), missing=lambda platform: "it needs qubits"),
+        Backend("golden", lambda: golden, ("cpu",), on_request=("nvidia",)),
+    ),
+)
+""",
+    "twice/oracle.py": "def forward(x):\n    return (x + x,)\n",
+    "twice/golden.py": """
+from rlk.launch import start_golden
+def forward(x):
+    start_golden("twice_forward", __file__)
+    return (x + x,)
+def backward(dy, x, *, needs):
+    start_golden("twice_backward", __file__)
+    return (dy + dy,)
+""",
+    "tiny_operators-1.2.dist-info/METADATA": "Name: tiny-operators\nVersion: 1.2\n",
+    "tiny_operators-1.2.dist-info/entry_points.txt": "[rlk.operators]\ntiny = tiny_operators\n",
+}
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory):
+    """A folder of packages, as site-packages is one, with the package `tiny_operators`."""
+    folder = tmp_path_factory.mktemp("site")
+    for name, text in FILES.items():
+        path = folder / name if ".dist-info" in name else folder / "tiny_operators" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text.lstrip())
+    return folder
+
+
+@pytest.fixture(scope="session")
+def twice(site):
+    """The operator `twice`; torch lets it be published once per process."""
+    sys.path.insert(0, str(site))
+    importlib.import_module("tiny_operators")
+    (operator,) = registry.declared_in("tiny_operators")
+    sys.path.remove(str(site))
+    return operator
+
+
+@pytest.fixture
+def invoke(monkeypatch, twice):
+    """Runs `rlk` in this process, where `twice` is the only operator."""
+    monkeypatch.setattr(registry, "discover", lambda: ({"twice": twice}, {}))
+    # These tests run no Triton, and another test may have imported it to compile.
+    monkeypatch.setattr(interpreter, "enable_without_gpu", lambda: False)
+    return lambda *arguments: CliRunner().invoke(app, [str(a) for a in arguments])
+
+
+@pytest.fixture
+def environment(site):
+    """The environment of a process in which `tiny_operators` is installed."""
+    core = str(Path(rlk.__file__).parents[1])
+    path = os.pathsep.join([str(site), core, os.environ.get("PYTHONPATH", "")])
+    return {**os.environ, "PYTHONPATH": path}
+
+
+@pytest.fixture
+def program(environment):
+    """Starts `rlk` as a program of its own."""
+
+    def start(*arguments, **streams):
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        command = [sys.executable, "-m", "rlk.cli", *map(str, arguments)]
+        return subprocess.Popen(command, env=environment, **{**pipes, **streams})
+
+    return start

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`rlk gate`: judge the claims of operators, and leave a report."""
+
+from collections.abc import Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rlk import environment, gates
+from rlk.cli import report_file, select
+from rlk.cli.console import console, progress
+from rlk.cli.gate_summary import conclusion, failures, judgments
+from rlk.errors import RlkError
+from rlk.gates.case import DEFAULT_SEED
+from rlk.gates.record import Workload
+from rlk.manifest import load_manifest
+from rlk.operator import Operator
+
+
+class Tier(StrEnum):
+    """How large a matrix of configurations is judged."""
+
+    short = "short"
+    full = "full"
+
+
+def gate(
+    operators: Annotated[
+        list[str] | None, typer.Argument(metavar="[OP]...", help="Names of operators.")
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Judge every operator.")] = False,
+    tier: Annotated[Tier, typer.Option(help="Size of the matrix.")] = Tier.short,
+    backend: Annotated[str | None, typer.Option(help="Judge this backend only.")] = None,
+    manifest: Annotated[
+        Path | None, typer.Option(help="Judge the operators of this workload manifest.")
+    ] = None,
+    case: Annotated[
+        str | None,
+        typer.Option(metavar="ID", help="Judge one OPERATOR/BACKEND/JUDGMENT/DTYPE."),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the inputs.")] = DEFAULT_SEED,
+    dump: Annotated[
+        Path | None, typer.Option(help="Folder for the tensors of failing comparisons.")
+    ] = None,
+    json: Annotated[Path | None, typer.Option(help="File for the JSON report.")] = None,
+) -> None:
+    """Judge what operators claim; exit status 0 passed, 1 judged red, 2 could not judge."""
+    chosen, workload = _choose(operators or [], everything, manifest, case)
+    planned = gates.cases(chosen, backend=backend, tier=tier.value, seed=seed, identity=case)
+    _require_runnable(planned)
+    if dump is not None:
+        report_file.make_folder(dump)
+    with report_file.writer(json) as write:
+        facts = environment.facts()
+        records: list[gates.Record] = []
+        finished = False
+        try:
+            finished = _judge(planned, dump, records)
+        finally:
+            report = gates.summarise(
+                records,
+                tier=tier.value,
+                seed=seed,
+                environment=facts,
+                workload=workload,
+                interrupted=not finished,
+            )
+            write(report)
+    out = console()
+    for line in failures(records):
+        out.print(line, soft_wrap=True)
+    out.print(judgments(records))
+    out.print(conclusion(report))
+    if json is not None:
+        out.print(f"report: {json}", soft_wrap=True)
+    raise typer.Exit(0 if report.passed else 1)
+
+
+def _choose(
+    names: Sequence[str], everything: bool, manifest: Path | None, case: str | None
+) -> tuple[list[Operator], Workload | None]:
+    """The operators to judge, and the workload they are held against."""
+    if names and everything:
+        raise RlkError("gate: operators must be named or --all, got both")
+    wanted = list(names) or ([case.partition("/")[0]] if case else [])
+    if manifest is None:
+        if everything:
+            return select.every(), None
+        if not wanted:
+            raise RlkError("gate: operators must be named, got none; give OP, --all or --manifest")
+        return select.named(wanted), None
+    workload = load_manifest(manifest)
+    for name in wanted:
+        workload.operator(name)
+    chosen = select.named([entry.name for entry in workload.operators])
+    held_against = Workload(
+        workload_id=workload.workload_id,
+        model_id=workload.model.id,
+        revision=workload.model.revision,
+        manifest_sha256=workload.sha256,
+    )
+    return [o for o in chosen if not wanted or o.name in wanted], held_against
+
+
+def _require_runnable(planned: Sequence[gates.Case]) -> None:
+    """Refuse a run in which nothing could be judged because no backend can run here."""
+    pairs = {(case.operator.name, case.backend): case for case in planned}
+    reasons = []
+    for case in pairs.values():
+        try:
+            select.backend_for(case.operator, case.device, case.backend)
+        except RlkError as error:
+            reasons.append(error)
+        else:
+            return
+    raise reasons[0]
+
+
+def _judge(planned: Sequence[gates.Case], dump: Path | None, records: list[gates.Record]) -> bool:
+    """Add the records of each case as it finishes; false if interrupted before the last."""
+    failed = 0
+    try:
+        with progress(len(planned)) as step:
+            for done, case in enumerate(planned):
+                step(done, f"{case.identity}, {failed} failed")
+                found = gates.judge(case, dump=dump)
+                records += found
+                failed += sum(record.status == "failed" for record in found)
+    except KeyboardInterrupt:
+        return False
+    return True

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The environment a result was made in: versions, device, sources, observed arithmetic."""
+
+import importlib.util
+import os
+import platform
+import shutil
+import subprocess
+from functools import cache
+from importlib.metadata import PackageNotFoundError, entry_points, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import rlk
+from rlk import interpreter
+from rlk.registry import ENTRY_POINT_GROUP
+
+# A package of nightly builds carries the second name.
+_TRITON_PACKAGES = ("triton", "pytorch-triton")
+# 256: a side that every matrix library hands to tensor cores where it may.
+_SIDE = 256
+
+
+def facts() -> dict[str, Any]:
+    """What a report says about its machine and process.
+
+    Versions and sources are read from what is imported; the arithmetic is observed by computing
+    on the device, whatever the settings say.
+
+    Returns:
+        JSON data; None where the machine has no such thing.
+    """
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return {
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),  # a subclass of str, which encoders refuse
+        "triton": _triton_version(),
+        "triton_interpreter": interpreter.is_enabled(),
+        "cuda": torch.version.cuda,
+        "packages": _packages(),
+        "device": _device_name(device),
+        "device_count": torch.cuda.device_count(),
+        "compute_capability": _capability(device),
+        "driver": _driver(device),
+        "threads": torch.get_num_threads(),
+        "tf32": not _matmul_keeps_float32(device),
+        "flush_denormal": _flushes_subnormals(device),
+        "fast_math": not _divides_correctly(device),
+    }
+
+
+def _packages() -> dict[str, dict[str, Any]]:
+    """Version and source of core and of every operator package, by distribution."""
+    found = {"rlk-core": {"version": rlk.__version__, **_source(_folder("rlk"))}}
+    for entry in entry_points(group=ENTRY_POINT_GROUP):
+        if entry.dist is not None:
+            source = _source(_folder(entry.value))
+            found[entry.dist.name] = {"version": entry.dist.version, **source}
+    return found
+
+
+def _folder(package: str) -> Path | None:
+    try:
+        spec = importlib.util.find_spec(package)
+    except ImportError:
+        return None
+    return Path(spec.origin).parent if spec is not None and spec.origin else None
+
+
+@cache
+def _source(folder: Path | None) -> dict[str, Any]:
+    """Commit of the checkout that tracks a package, and whether files differ from it.
+
+    An installed package may lie inside somebody else's checkout, which does not track it.
+    """
+    nothing: dict[str, Any] = {"commit": None, "dirty": None}
+    if folder is None or _git(folder, "ls-files", "--error-unmatch", "__init__.py") is None:
+        return nothing
+    commit = _git(folder, "rev-parse", "--verify", "HEAD")
+    changes = _git(folder, "status", "--porcelain")
+    return nothing if commit is None else {"commit": commit, "dirty": bool(changes)}
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    return _output("git", "--no-optional-locks", "-C", str(folder), *arguments)
+
+
+def _output(program: str, *arguments: str) -> str | None:
+    """What a program prints, or None if it is absent or fails."""
+    path = shutil.which(program)
+    if path is None:
+        return None
+    done = subprocess.run([path, *arguments], capture_output=True, text=True, check=False)
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def _triton_version() -> str | None:
+    if importlib.util.find_spec("triton") is None:
+        return None
+    for package in _TRITON_PACKAGES:
+        try:
+            return version(package)
+        except PackageNotFoundError:
+            continue
+    return "unknown"
+
+
+def _device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    if os.path.exists("/proc/cpuinfo"):
+        for line in Path("/proc/cpuinfo").read_text(errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _capability(device: torch.device) -> str | None:
+    if device.type != "cuda":
+        return None
+    return ".".join(map(str, torch.cuda.get_device_capability(device)))
+
+
+def _driver(device: torch.device) -> str | None:
+    if device.type != "cuda":
+        return None
+    lines = _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+    return lines.splitlines()[0] if lines else None
+
+
+def _matmul_keeps_float32(device: torch.device) -> bool:
+    # TF32 and BF16 have no bit for 2^-12 beside 1.
+    value = 1.0 + 2.0**-12
+    product = torch.full((_SIDE, _SIDE), value, device=device) @ torch.eye(_SIDE, device=device)
+    return bool((product == value).all())
+
+
+def _flushes_subnormals(device: torch.device) -> bool:
+    smallest_normal = torch.full((_SIDE,), 2.0**-126, device=device)
+    return not bool((smallest_normal * 0.5 > 0).all())
+
+
+def _divides_correctly(device: torch.device) -> bool:
+    """Whether FP32 quotients are the rounded FP64 ones; fast-math builds multiply by 1/b.
+
+    FP64 has more than twice the significand of FP32 plus two bits, so its quotient rounds to
+    FP32 as the exact one would.
+    """
+    a = torch.arange(1, _SIDE * _SIDE + 1, device=device, dtype=torch.float32)
+    b = a.flip(0)
+    return torch.equal(a / b, (a.double() / b.double()).float())

@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The value of a result against the FP64 oracle, by the contract and nothing else."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from rlk import compare, contract
+from rlk.arguments import dtype_name
+from rlk.gates.candidate import Run
+from rlk.gates.inputs import SAMPLE_LENGTHS, Fixture, fixture, scalar_variants, smallest_sizes
+from rlk.gates.record import Record
+from rlk.gates.verdict import Verdict
+from rlk.operator import Operator
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """One tensor held against its FP64 reference."""
+
+    faults: tuple[str, ...]
+    within: int
+    total: int
+    max_abs_error: float
+    mean_abs_error: float
+    max_ulp_at_rms: float
+    correctly_rounded: float
+    bound: contract.AccuracyBound
+    ulp_histogram: dict[str, int]
+
+
+def forward_accuracy(verdict: Verdict) -> list[Record]:
+    """Every output and saved tensor against the oracle."""
+    operator = verdict.case.operator
+    return _records(verdict, [t.name for t in operator.outputs + operator.saved])
+
+
+def gradient_accuracy(verdict: Verdict) -> list[Record]:
+    """Every gradient against autograd of the oracle."""
+    return _records(verdict, [f"d{t.name}" for t in verdict.case.operator.differentiable])
+
+
+def reference(operator: Operator, batch: Fixture) -> dict[str, torch.Tensor]:
+    """Outputs, saved state and gradients of the oracle on the same quantised inputs, in FP64."""
+    leaves = [
+        batch.inputs[t.name].detach().cpu().double().requires_grad_(t.gradient is not None)
+        for t in operator.inputs
+    ]
+    aliases = {s.name: s.aliases for s in operator.scalars}
+    scalars = {
+        name: aliases[name].get(value, value) if isinstance(value, str) else value
+        for name, value in batch.scalars.items()
+    }
+    results = operator.oracle(*leaves, **scalars)
+    outputs = results[: len(operator.outputs)]
+    upstream = [batch.upstream[t.name].detach().cpu().double() for t in operator.outputs]
+    gradients = torch.autograd.grad(outputs, [t for t in leaves if t.requires_grad], upstream)
+    names = [t.name for t in operator.outputs + operator.saved]
+    named = dict(zip(names, results, strict=True))
+    for declared, gradient in zip(operator.differentiable, gradients, strict=True):
+        named[f"d{declared.name}"] = gradient
+    return {name: tensor.detach() for name, tensor in named.items()}
+
+
+def judge_tensor(
+    operator: Operator, judgment: str, actual: torch.Tensor, expected: torch.Tensor
+) -> Accuracy:
+    """Hold a tensor of any float dtype against its FP64 reference.
+
+    The ceiling is element-wise atol + rtol * |expected|. Under it, the largest error is bounded
+    in ulp at the reference's root mean square, or at the element where that is larger, and in narrow dtypes nearly every element must be
+    the correctly rounded one.
+    """
+    actual = actual.detach().cpu()
+    bound = contract.load().accuracy(judgment, operator.category, dtype_name(actual.dtype))
+    error = (actual.double() - expected).abs()
+    within = int((error <= bound.atol + bound.rtol * expected.abs()).sum())
+    rounded = expected.to(actual.dtype)
+    correct = (compare.raw_bits(rounded) == compare.raw_bits(actual)).double().mean().item()
+    # At the larger of the element and the RMS: products have heavy tails, and their largest
+    # element may stand any distance above the RMS.
+    scale = torch.maximum(expected.abs(), expected.square().mean().sqrt())
+    worst = float((error / _ulp(scale, actual.dtype)).max())
+    faults = []
+    if within < error.numel():
+        faults.append(
+            f"{error.numel() - within} of {error.numel()} elements beyond "
+            f"{bound.atol} + {bound.rtol} * |reference|"
+        )
+    if not worst <= bound.max_ulp_at_rms:
+        faults.append(f"largest error {worst:.3g} ulp at RMS, bound {bound.max_ulp_at_rms}")
+    if correct < bound.correctly_rounded:
+        faults.append(f"{correct:.5f} correctly rounded, bound {bound.correctly_rounded}")
+    return Accuracy(
+        faults=tuple(faults),
+        within=within,
+        total=error.numel(),
+        max_abs_error=float(error.max()),
+        mean_abs_error=float(error.mean()),
+        max_ulp_at_rms=worst,
+        correctly_rounded=correct,
+        bound=bound,
+        ulp_histogram=compare.ulp_histogram(actual, rounded),
+    )
+
+
+def impostors(expected: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Wrong answers that a judge must reject: zeros, shuffled rows, flipped signs."""
+    order = torch.arange(expected.shape[0]).roll(1)
+    return {
+        "zeros": torch.zeros_like(expected),
+        "shuffled": expected[order],
+        "sign-flipped": expected * -1.0,
+    }
+
+
+def _records(verdict: Verdict, names: list[str]) -> list[Record]:
+    case = verdict.case
+    operator = case.operator
+    records = []
+    for config, scalars in scalar_variants(operator).items():
+        batch = fixture(
+            operator,
+            case.dtype,
+            rows=sum(SAMPLE_LENGTHS),
+            sizes=smallest_sizes(operator),
+            seed=case.seed,
+            scalars=scalars,
+        )
+        run = verdict.candidate.run_fixture(batch)
+        expected = reference(operator, batch)
+        records += [_record(verdict, name, run, expected, config) for name in names]
+    return records
+
+
+def _record(
+    verdict: Verdict, name: str, run: Run, expected: Mapping[str, torch.Tensor], config: str
+) -> Record:
+    operator, judgment = verdict.case.operator, verdict.case.judgment
+    actual = run.tensors[name]
+    if actual.shape != expected[name].shape:
+        shapes = f"{name} is {list(actual.shape)}, oracle {list(expected[name].shape)}"
+        return verdict.record(
+            name, (shapes,), config=config, shape=list(actual.shape), dtype=str(actual.dtype)
+        )
+    accuracy = judge_tensor(operator, judgment, actual, expected[name])
+    faults = (*verdict.faults((run,)), *accuracy.faults)
+    for what, impostor in impostors(expected[name]).items():
+        fooled = judge_tensor(operator, judgment, impostor.to(actual.dtype), expected[name])
+        if not fooled.faults:
+            faults += (f"the judge accepts {what} in place of {name}",)
+    return verdict.record(
+        name,
+        faults,
+        config=config,
+        shape=list(actual.shape),
+        dtype=dtype_name(actual.dtype),
+        max_abs_error=accuracy.max_abs_error,
+        mean_abs_error=accuracy.mean_abs_error,
+        ulp_histogram=accuracy.ulp_histogram,
+        correctly_rounded=accuracy.correctly_rounded,
+        atol=accuracy.bound.atol,
+        rtol=accuracy.bound.rtol,
+    )
+
+
+def _ulp(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    # The spacing of `dtype` at positive values.
+    info = torch.finfo(dtype)
+    exponent = torch.floor(torch.log2(values.clamp(min=info.tiny)))
+    return torch.exp2(exponent) * info.eps

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The unit of gate work: one judgment of one operator on one backend in one dtype."""
+
+from dataclasses import dataclass
+
+import torch
+
+from rlk.errors import RlkError
+from rlk.operator import Operator
+
+JUDGMENTS = (
+    "forward_accuracy",
+    "gradient_accuracy",
+    "forward_invariance",
+    "gradient_invariance",
+    "repeatable",
+    "order_free",
+    "backend_equal",
+    "gpu_to_gpu",
+    "layout",
+    "special_values",
+)
+# The seed of fixtures unless another is asked for; any seed must pass.
+DEFAULT_SEED = 2026
+
+
+@dataclass(frozen=True)
+class Case:
+    """What to judge; `identity` names it on the command line."""
+
+    operator: Operator
+    backend: str
+    judgment: str
+    dtype: str
+    tier: str = "short"
+    seed: int = DEFAULT_SEED
+
+    @property
+    def identity(self) -> str:
+        """OPERATOR/BACKEND/JUDGMENT/DTYPE"""
+        return f"{self.operator.name}/{self.backend}/{self.judgment}/{self.dtype}"
+
+    @property
+    def repro(self) -> str:
+        """The command that repeats this case alone."""
+        tier = "" if self.tier == "short" else f" --tier {self.tier}"
+        return f"rlk gate --case {self.identity} --seed {self.seed}{tier}"
+
+    @property
+    def device(self) -> torch.device:
+        """Where the case runs: golden on the CPU, kernels on the GPU where there is one."""
+        gpu = self.backend != "golden" and torch.cuda.is_available()
+        return torch.device("cuda" if gpu else "cpu")
+
+
+def cases(
+    operators: list[Operator],
+    *,
+    backend: str | None = None,
+    tier: str = "short",
+    seed: int = DEFAULT_SEED,
+    identity: str | None = None,
+) -> list[Case]:
+    """All cases of these operators, or those of one backend, or the single one of a name.
+
+    Raises:
+        RlkError: no operator declares the backend, or no case has this identity.
+    """
+    found = [
+        Case(operator, row.name, judgment, dtype, tier, seed)
+        for operator in operators
+        for row in operator.backends
+        if backend in (None, row.name)
+        for judgment in JUDGMENTS
+        if _is_claimed(operator, row.name, judgment)
+        for dtype in operator.inputs[0].dtype
+    ]
+    if not found:
+        names = sorted({b.name for o in operators for b in o.backends})
+        raise RlkError(f"backend must be one of {', '.join(names)}, got {backend!r}")
+    if identity is None:
+        return found
+    chosen = [c for c in found if c.identity == identity]
+    if not chosen:
+        raise RlkError(
+            f"case must be OPERATOR/BACKEND/JUDGMENT/DTYPE like {found[0].identity}, "
+            f"got {identity!r}"
+        )
+    return chosen
+
+
+def _is_claimed(operator: Operator, backend: str, judgment: str) -> bool:
+    """Whether the operator promises on this backend what the judgment looks at."""
+    if judgment == "gpu_to_gpu":
+        # Golden is what other machines are compared with.
+        return backend != "golden" and bool(operator.claimed(judgment))
+    if judgment in ("repeatable", "order_free", "backend_equal"):
+        return bool(operator.claimed(judgment))
+    return True

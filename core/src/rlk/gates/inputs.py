@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Deterministic inputs for any declared operator, made from its declaration alone."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from rlk.operator import Operator, Tensor
+
+# Four samples whose lengths share no factor with chunk sizes.
+SAMPLE_LENGTHS = (11, 16, 13, 19)
+# Upstream gradients are this much larger than the outputs' scale, so that the root mean square
+# of every gradient stands well above the absolute tolerance of its judgment.
+UPSTREAM_SCALE = 4.0
+
+Values = Callable[[torch.Generator, tuple[int, ...]], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Fixture:
+    """Inputs of one call: rows [T, ...] in canonical order, parameters, upstream gradients."""
+
+    inputs: dict[str, torch.Tensor]
+    upstream: dict[str, torch.Tensor]
+    scalars: dict[str, Any]
+
+    @property
+    def rows(self) -> int:
+        """T"""
+        return next(iter(self.upstream.values())).shape[0]
+
+
+def default_scalars(operator: Operator) -> dict[str, Any]:
+    """Every scalar of the operator at its default."""
+    return {s.name: s.default for s in operator.scalars}
+
+
+def scalar_variants(operator: Operator) -> dict[str, dict[str, Any]]:
+    """The default scalars and, one change at a time, every other value to be judged."""
+    variants = {"default": default_scalars(operator)}
+    for scalar in operator.free_scalars:
+        for value in (*scalar.choices, *scalar.aliases, *scalar.also):
+            if value != scalar.default:
+                changed = {**default_scalars(operator), scalar.name: value}
+                variants[f"{scalar.name}={value}"] = changed
+    return variants
+
+
+def smallest_sizes(operator: Operator) -> dict[str, int]:
+    """Symbol values of the operator's smallest real workload, without the row count."""
+    widths = [{s: v for s, v in w.sizes.items() if s != "T"} for w in operator.workloads]
+    return min(widths, key=lambda sizes: sorted(sizes.values()))
+
+
+def fixture(
+    operator: Operator,
+    dtype: str,
+    *,
+    rows: int,
+    sizes: Mapping[str, int],
+    seed: int,
+    values: Values | None = None,
+    scalars: Mapping[str, Any] | None = None,
+    parameter_dtype: str | None = None,
+) -> Fixture:
+    """Random inputs whose values BF16 cannot hold before they are quantised to `dtype`.
+
+    Args:
+        operator: whose declaration is followed.
+        dtype: of the first input; the others follow their declared rule.
+        rows: T.
+        sizes: value of every other shape symbol.
+        seed: of the generator; each tensor has a stream of its own.
+        values: fills row inputs and upstream gradients; normal by default.
+        scalars: the defaults unless given.
+        parameter_dtype: of parameters, where the declaration allows it.
+    """
+    sizes = {**sizes, "T": rows}
+    made: dict[str, torch.Tensor] = {}
+    for position, declared in enumerate(operator.inputs):
+        generator = torch.Generator().manual_seed(seed * 1009 + position)
+        shape = row_shape(declared, sizes)
+        if declared.gradient == "parameter":
+            tensor = torch.randn(shape, generator=generator) * 0.5 + 1.0
+            made[declared.name] = tensor.to(_dtype(declared, made, dtype, parameter_dtype))
+        else:
+            tensor = (values or _normal)(generator, shape)
+            made[declared.name] = tensor.to(_dtype(declared, made, dtype, None))
+    upstream = {}
+    for position, declared in enumerate(operator.outputs):
+        generator = torch.Generator().manual_seed(seed * 1009 + 500 + position)
+        tensor = (values or _normal)(generator, row_shape(declared, sizes)) * UPSTREAM_SCALE
+        upstream[declared.name] = tensor.to(_dtype(declared, made, dtype, None))
+    return Fixture(made, upstream, dict(scalars or default_scalars(operator)))
+
+
+def row_shape(declared: Tensor, sizes: Mapping[str, int]) -> tuple[int, ...]:
+    """The shape of a declared tensor with its leading axes flattened to T."""
+    return tuple(sizes["T" if s == "..." else s] for s in declared.shape)
+
+
+def _dtype(
+    declared: Tensor, made: Mapping[str, torch.Tensor], dtype: str, wanted: str | None
+) -> torch.dtype:
+    rule = wanted or (dtype if dtype in declared.dtype else declared.dtype[0])
+    return made[rule[1:]].dtype if rule.startswith("=") else getattr(torch, rule)
+
+
+def _normal(generator: torch.Generator, shape: tuple[int, ...]) -> torch.Tensor:
+    return torch.randn(shape, generator=generator)
+
+
+def _decades(generator: torch.Generator, shape: tuple[int, ...]) -> torch.Tensor:
+    # Forty decades, 1e-20 to 1e+20: sums where order shows most.
+    exponent = torch.randint(-20, 21, shape, generator=generator).double()
+    return (torch.randn(shape, generator=generator).double() * 10.0**exponent).float()
+
+
+def _subnormal(generator: torch.Generator, shape: tuple[int, ...]) -> torch.Tensor:
+    # Below 2^-126: only the 23 bits of the significand are set.
+    bits = torch.randint(0, 1 << 23, shape, generator=generator, dtype=torch.int32)
+    sign = torch.randint(0, 2, shape, generator=generator, dtype=torch.int32) << 31
+    return (bits | sign).view(torch.float32)
+
+
+def _cancelling(generator: torch.Generator, shape: tuple[int, ...]) -> torch.Tensor:
+    # Pairs that cancel along both axes, beside small terms that must survive.
+    tensor = torch.randn(shape, generator=generator) * 2.0**20
+    flat = tensor.view(-1)
+    half = flat.numel() // 2
+    flat[half : 2 * half] = flat[:half] * -1.0
+    return tensor + torch.randn(shape, generator=generator)
+
+
+def _non_finite(generator: torch.Generator, shape: tuple[int, ...]) -> torch.Tensor:
+    # A few rows hold NaN or an infinity; the others must not notice.
+    tensor = torch.randn(shape, generator=generator)
+    flat = tensor.view(-1)
+    places = torch.randint(0, flat.numel(), (5,), generator=generator)
+    special = [float("nan"), float("inf"), float("-inf"), 0.0, 3.0e38]
+    flat[places] = torch.tensor(special)
+    return tensor
+
+
+VALUES: dict[str, Values] = {
+    "random": _normal,
+    "decades": _decades,
+    "subnormal": _subnormal,
+    "cancelling": _cancelling,
+    "non_finite": _non_finite,
+}

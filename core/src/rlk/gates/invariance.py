@@ -1,0 +1,257 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A row's bits against themselves: the same rows, arranged into calls in other ways."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from rlk.gates.candidate import Candidate, Run
+from rlk.gates.inputs import SAMPLE_LENGTHS, Fixture, fixture, smallest_sizes
+from rlk.gates.record import Record
+from rlk.gates.transforms import (
+    PADDING,
+    Arrangement,
+    Call,
+    chunked,
+    gather,
+    one_call,
+    restore,
+    sample_rows,
+    short_matrix,
+)
+from rlk.gates.verdict import Verdict
+from rlk.operator import Operator, Tensor
+from rlk.reduce import exact_sum
+
+# 71: a prime, and more than one chunk of 64.
+ORDER_ROWS = 71
+PADDINGS = {"zero": 0.0, "garbage": 1.7e4, "nan": float("nan")}
+
+
+def forward_invariance(verdict: Verdict) -> list[Record]:
+    """Outputs and saved state, every configuration against the canonical one."""
+    operator = verdict.case.operator
+    names = [t.name for t in operator.outputs + operator.saved if t.has_rows]
+    return row_records(verdict, names)
+
+
+def gradient_invariance(verdict: Verdict) -> list[Record]:
+    """Row gradients as forward; parameter gradients through merged exact states."""
+    operator = verdict.case.operator
+    names = [f"d{t.name}" for t in operator.differentiable if t.gradient == "row"]
+    return row_records(verdict, names) + parameter_records(verdict)
+
+
+def row_records(verdict: Verdict, names: list[str]) -> list[Record]:
+    """Each row tensor in each configuration against the canonical one."""
+    batch = _batch(verdict)
+    matrix = short_matrix(SAMPLE_LENGTHS)
+    canonical, others = matrix[0], [(a, "zero") for a in matrix[1:]]
+    if verdict.case.tier == "full":
+        others += [(a, kind) for a in matrix[-2:] for kind in ("garbage", "nan")]
+        others += [(a, "zero") for a in _populations(batch.rows)]
+    expected, base = run_arrangement(verdict.candidate, batch, canonical)
+    records = []
+    for arrangement, padding in others:
+        actual, run = run_arrangement(verdict.candidate, batch, arrangement, padding)
+        suffix = "" if padding == "zero" else f"_{padding}"
+        for name in names:
+            rows, faults = restore(arrangement, actual[name])
+            reference, _ = restore(canonical, expected[name])
+            reference = reference[list(arrangement.covered)]
+            records.append(
+                verdict.bits(
+                    name,
+                    rows,
+                    reference,
+                    config=arrangement.name + suffix,
+                    pair=canonical.name,
+                    runs=(base, run),
+                    faults=tuple(faults),
+                )
+            )
+    if verdict.case.tier == "full":
+        records += _neighbour_records(verdict, names, batch)
+    return records
+
+
+def parameter_records(verdict: Verdict) -> list[Record]:
+    """Exact parameter gradients of each configuration, and sums over all singletons."""
+    batch = _batch(verdict)
+    matrix = short_matrix(SAMPLE_LENGTHS)
+    single = [a for a in matrix if a.name.startswith("singleton")]
+    whole = [a for a in single if not a.name.endswith("chunked_7")]
+    groups: dict[str, list[Arrangement]] = {a.name: [a] for a in matrix[1:] if a not in single}
+    groups["all_singletons"] = whole
+    groups["all_singletons_chunked_7"] = [a for a in single if a not in whole]
+    expected, base = whole_states(verdict.candidate, batch, matrix[0])
+    records = []
+    for name, arrangements in groups.items():
+        actual, run = summed_states(verdict.candidate, batch, arrangements)
+        records += _state_records(verdict, actual, expected, name, (base, run))
+    return records
+
+
+def order_free(verdict: Verdict) -> list[Record]:
+    """The operator's own parameter gradient under permutation, chunking and padding."""
+    operator = verdict.case.operator
+    rows = ORDER_ROWS
+    batch = fixture(
+        operator,
+        verdict.case.dtype,
+        rows=rows,
+        sizes=smallest_sizes(operator),
+        seed=verdict.case.seed,
+        values=_spread_rows,
+    )
+    order = list(range(rows))
+    generator = torch.Generator().manual_seed(verdict.case.seed)
+    arrangements = [
+        one_call(f"permutation_{i}", torch.randperm(rows, generator=generator).tolist())
+        for i in range(10)
+    ]
+    arrangements += [chunked(f"chunks_of_{size}", order, size) for size in (1, 7, 64)]
+    padding = [PADDING] * 15
+    arrangements.append(one_call("zero_padded", [*padding, *order, *padding]))
+    expected, base = whole_states(verdict.candidate, batch, one_call("whole", order))
+    records = []
+    for arrangement in arrangements:
+        actual, run = summed_states(verdict.candidate, batch, [arrangement])
+        records += _state_records(
+            verdict, actual, expected, arrangement.name, (base, run), pair="whole"
+        )
+    return records
+
+
+def run_arrangement(
+    candidate: Candidate, batch: Fixture, arrangement: Arrangement, padding: str = "zero"
+) -> tuple[dict[str, list[torch.Tensor]], Run]:
+    """Row tensors of every call by name, and one run that stands for all calls."""
+    collected: dict[str, list[torch.Tensor]] = {}
+    total = Run({}, {})
+    for call in arrangement.calls:
+        run = candidate.run(*_arranged(candidate, batch, call, padding))
+        total.launches += run.launches
+        total.faults += run.faults
+        for name, tensor in run.tensors.items():
+            collected.setdefault(name, []).append(tensor)
+    return collected, total
+
+
+def summed_states(
+    candidate: Candidate, batch: Fixture, arrangements: list[Arrangement]
+) -> tuple[dict[str, torch.Tensor], Run]:
+    """Exact states merged over all calls, and one run that stands for all calls."""
+    total = Run({}, {})
+    merged: dict[str, torch.Tensor] = {}
+    for arrangement in arrangements:
+        for call in arrangement.calls:
+            run = candidate.sums(*_arranged(candidate, batch, call, "zero"))
+            total.launches += run.launches
+            for name, state in run.states.items():
+                merged[name] = exact_sum.merge(merged[name], state) if name in merged else state
+    return merged, total
+
+
+def whole_states(
+    candidate: Candidate, batch: Fixture, arrangement: Arrangement
+) -> tuple[dict[str, torch.Tensor], Run]:
+    """Exact states of one call, whose rounding must be what autograd returns."""
+    (call,) = arrangement.calls
+    run = candidate.run(*_arranged(candidate, batch, call, "zero"), states=True)
+    return run.states, run
+
+
+def _arranged(candidate: Candidate, batch: Fixture, call: Call, padding: str) -> Any:
+    operator = candidate.operator
+    fill = torch.tensor(PADDINGS[padding])
+
+    def arranged(declared: Tensor, source: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        tensor = source[declared.name]
+        return gather(tensor, call, fill) if declared.has_rows else tensor
+
+    inputs = {t.name: arranged(t, batch.inputs) for t in operator.inputs}
+    upstream = {t.name: arranged(t, batch.upstream) for t in operator.outputs}
+    return inputs, upstream, batch.scalars
+
+
+def _state_records(
+    verdict: Verdict,
+    actual: Mapping[str, torch.Tensor],
+    expected: Mapping[str, torch.Tensor],
+    config: str,
+    runs: tuple[Run, ...],
+    pair: str = "canonical",
+) -> list[Record]:
+    # Judged in FP32, the highest precision an exact state rounds to: a BF16 rounding would
+    # hide most differences.
+    return [
+        verdict.bits(
+            name,
+            exact_sum.round(actual[name], torch.float32),
+            exact_sum.round(expected[name], torch.float32),
+            config=config,
+            pair=pair,
+            runs=runs,
+        )
+        for name in expected
+    ]
+
+
+def _batch(verdict: Verdict) -> Fixture:
+    operator: Operator = verdict.case.operator
+    return fixture(
+        operator,
+        verdict.case.dtype,
+        rows=sum(SAMPLE_LENGTHS),
+        sizes=smallest_sizes(operator),
+        seed=verdict.case.seed,
+    )
+
+
+def _populations(rows: int) -> list[Arrangement]:
+    # One row alone, and batches one below and one above the powers of two.
+    sizes = sorted({min(rows, n) for p in range(7) for n in (2**p - 1, 2**p, 2**p + 1) if n})
+    return [chunked(f"batches_of_{n}", list(range(rows)), n) for n in sizes]
+
+
+def _neighbour_records(verdict: Verdict, names: list[str], batch: Fixture) -> list[Record]:
+    first = sample_rows(SAMPLE_LENGTHS)[0]
+    arrangement = one_call("canonical", range(batch.rows))
+    changed = Fixture(
+        {n: _disturb(t, verdict, n, len(first)) for n, t in batch.inputs.items()},
+        {n: _disturb(t, verdict, n, len(first)) for n, t in batch.upstream.items()},
+        batch.scalars,
+    )
+    expected, base = run_arrangement(verdict.candidate, batch, arrangement)
+    actual, run = run_arrangement(verdict.candidate, changed, arrangement)
+    return [
+        verdict.bits(
+            name,
+            actual[name][0][: len(first)],
+            expected[name][0][: len(first)],
+            config="neighbours_changed",
+            pair="canonical",
+            runs=(base, run),
+        )
+        for name in names
+    ]
+
+
+def _disturb(tensor: torch.Tensor, verdict: Verdict, name: str, keep: int) -> torch.Tensor:
+    operator = verdict.case.operator
+    declared = {t.name: t for t in operator.inputs + operator.outputs}[name]
+    if not declared.has_rows:
+        return tensor
+    tensor = tensor.clone()
+    tensor[keep:] = tensor[keep:].flip(0) * 3.0
+    return tensor
+
+
+def _spread_rows(generator: torch.Generator, shape: tuple[int, ...]) -> torch.Tensor:
+    # Row scales over 2^-20 .. 2^20 and some zero rows: sums where order shows most.
+    scale = torch.randint(-20, 21, (shape[0],), generator=generator).float().exp2()
+    scale[torch.randint(0, shape[0], (shape[0] // 8,), generator=generator)] = 0.0
+    tensor = torch.randn(shape, generator=generator)
+    return tensor * scale.view(-1, *(1 for _ in shape[1:]))

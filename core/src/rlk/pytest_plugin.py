@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What pytest needs for operators: the interpreter where there is no GPU, and a suite to inherit.
+
+from rlk.pytest_plugin import OperatorSuite
+
+class TestDemo(OperatorSuite):
+    operator = OPERATOR
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from rlk import interpreter
+from rlk.gates import Case, cases, judge
+from rlk.gates.inputs import Fixture, fixture, smallest_sizes
+from rlk.gates.layout import strided
+from rlk.operator import Operator
+
+# Few rows: registration does not depend on how many there are.
+ROWS = 3
+
+
+class OperatorSuite:
+    """Every short gate of `operator`, and its registration with torch.
+
+    Subclass it in a package's tests and name the declaration. A gate that this machine cannot
+    judge is skipped with the reason; everything else passes or fails.
+    """
+
+    operator: Operator
+
+    def test_gate_every_record_passes(self, gate_case: Case) -> None:
+        """All records of one short case."""
+        records = judge(gate_case)
+        failed = [f"{r.tensor} {r.config}: {r.reason}" for r in records if r.status == "failed"]
+        assert not failed, "\n".join([*failed[:5], gate_case.repro])
+        if all(r.status == "not_run" for r in records):
+            pytest.skip(records[0].reason or "")
+
+    @pytest.mark.parametrize("layout", ["contiguous", "strided"])
+    def test_registration_opcheck_passes(self, layout: str) -> None:
+        """Schema, fake kernels and autograd of both operators, as torch checks them."""
+        for dtype in self.operator.inputs[0].dtype:
+            forward, backward = registration_samples(self.operator, dtype, layout)
+            torch.library.opcheck(_op(self.operator.name), forward)
+            torch.library.opcheck(_op(f"{self.operator.name}_backward"), backward)
+
+
+def registration_samples(
+    operator: Operator, dtype: str, layout: str
+) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """Arguments of the forward and the backward operator of torch, in schema order."""
+    batch = fixture(operator, dtype, rows=ROWS, sizes=smallest_sizes(operator), seed=1)
+    arrange = strided if layout == "strided" else torch.Tensor.contiguous
+    tensors = [
+        arrange(batch.inputs[t.name]).requires_grad_(t.gradient is not None)
+        for t in operator.inputs
+    ]
+    scalars = list(batch.scalars.values())
+    forward = (*tensors, *scalars, "golden")
+    with torch.no_grad():
+        results = _op(operator.name)(*forward)
+    results = results if isinstance(results, tuple) else (results,)
+    saved = results[len(operator.outputs) :]
+    upstream = [arrange(tensor) for tensor in _upstream(operator, batch)]
+    needs = [True for _ in operator.differentiable]
+    inputs = [tensor.detach() for tensor in tensors]
+    return forward, (*upstream, *inputs, *saved, *scalars, *needs, "golden")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Run Triton kernels in the interpreter where there is no GPU."""
+    interpreter.enable_without_gpu()
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """One test per short case of a suite's operator."""
+    if "gate_case" in metafunc.fixturenames and metafunc.cls is not None:
+        found = cases([metafunc.cls.operator])
+        metafunc.parametrize("gate_case", found, ids=[case.identity for case in found])
+
+
+def _op(name: str) -> Any:
+    return getattr(torch.ops.rlk, name).default
+
+
+def _upstream(operator: Operator, batch: Fixture) -> Iterator[torch.Tensor]:
+    return (batch.upstream[t.name] for t in operator.outputs)
