@@ -10,6 +10,7 @@ from structure.tree import Source, Tree, Violation
 MODEL_WORDS = re.compile("qwen", re.IGNORECASE)
 ENTRY_POINT_GROUPS = {"rlk.operators"}
 DOTTED_MODULE = re.compile(r"rlk(?:_\w+)?(?:\.\w+)+(?::\w+)?|\w+(?:\.\w+)+:\w+")
+FILE_NAME = re.compile(r".*\.(?:cuh?|h|json|md|py|sh|so|toml)")
 IMPORTERS = {"import_module", "__import__", "find_spec", "resolve_name", "patch", "setattr"}
 
 
@@ -35,7 +36,8 @@ def _import_strings(source: Source) -> Iterator[tuple[int, str]]:
     }
     for node in source.strings():
         text = str(node.value)
-        dotted = DOTTED_MODULE.fullmatch(text) and not source.is_test
+        module = DOTTED_MODULE.fullmatch(text) and not FILE_NAME.fullmatch(text)
+        dotted = module and not source.is_test
         if dotted or (node in imported and "." in text):
             if text not in ENTRY_POINT_GROUPS and node not in run:
                 yield node.lineno, text

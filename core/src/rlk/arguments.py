@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks of a call against its declaration, all with one form of message."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -137,14 +138,18 @@ def _check_shape(
         )
     for other in operator.inputs:
         if other.has_rows and other.name in first:
-            axes = tuple(first[other.name][1].shape[: -len(symbols) or None])
-            if axes != tuple(tensor.shape[:leading]):
-                like = f"{list(first[other.name][1].shape)} like {other.name}"
-                raise _error(operator, declared.name, like, str(list(tensor.shape)))
-    sizes.setdefault("T", tensor.shape[:leading].numel())
+            like = first[other.name][1]
+            axes = like.shape[: like.dim() - len(other.shape) + 1]
+            if axes != tensor.shape[:leading]:
+                fitting = f"{[*axes, *tensor.shape[leading:]]} like {other.name}"
+                raise _error(operator, declared.name, fitting, str(list(tensor.shape)))
+    # Not Size.numel: it would fix the row count of a dynamic graph.
+    sizes.setdefault("T", math.prod(tensor.shape[:leading]))
 
 
 def _check_scalar(operator: Operator, declared: Scalar, value: Any) -> Any:
+    if declared.fixed and value != declared.default:
+        raise _error(operator, declared.name, repr(declared.default), repr(value))
     if declared.choices:
         value = declared.aliases.get(value, value) if isinstance(value, str) else value
         if value not in declared.choices:

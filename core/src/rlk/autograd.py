@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.autograd import forward_ad
 
 from rlk.errors import GradientError
 
@@ -18,13 +19,35 @@ class _FirstOrderOnly(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, name: str, count: int, *tensors: torch.Tensor) -> Any:
         ctx.name = name
-        return tuple(t.view_as(t) for t in tensors[:count])
+        # Not views: autograd forbids to write into the views of a custom function.
+        return tuple(t.detach() for t in tensors[:count])
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         raise GradientError(
             f"{ctx.name}: the derivative must be of first order, got a second differentiation; "
             "detach the first gradient"
+        )
+
+
+def require_reverse_mode(name: str, tensors: Sequence[Any]) -> None:
+    """Refuse tangents of forward mode: an operator would drop them without a word."""
+    if forward_ad._current_level < 0:
+        return
+    if any(isinstance(t, torch.Tensor) and forward_ad.unpack_dual(t).tangent is not None
+           for t in tensors):  # fmt: skip
+        raise GradientError(
+            f"{name}: the derivative must be of reverse mode, got forward mode; "
+            "use torch.autograd.grad"
+        )
+
+
+def require_autograd(name: str) -> None:
+    """Refuse torch.func.grad and its relatives."""
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        raise GradientError(
+            f"{name}: the derivative must be taken by torch.autograd, got torch.func; "
+            "use torch.autograd.grad"
         )
 
 
@@ -59,7 +82,6 @@ def make_function(execution: "Execution") -> type[torch.autograd.Function]:
         @staticmethod
         def forward(ctx: Any, keyset: Any, *arguments: Any) -> Any:
             results = execution.forward_pass(keyset, *arguments)
-            ctx.keyset = keyset
             ctx.rest = arguments[inputs:]
             ctx.save_for_backward(*arguments[:inputs], *results[outputs:])
             ctx.mark_non_differentiable(*results[outputs:])
@@ -76,7 +98,7 @@ def make_function(execution: "Execution") -> type[torch.autograd.Function]:
             *scalars, backend = ctx.rest
             arguments = (*gradients[:outputs], *tensors, *scalars, *needs.values(), backend)
             with torch.no_grad():
-                results = execution.backward_pass(ctx.keyset, *arguments)
+                results = execution.backward_pass(*arguments)
                 finished = execution.finish_gradients(results, tensors[:inputs], needs, backend)
             finished = first_order_only(operator.name, finished, arguments)
             return None, *finished, *(None for _ in ctx.rest)

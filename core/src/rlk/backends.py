@@ -20,6 +20,21 @@ def triton(load: Callable[[], ModuleType]) -> Backend:
     )
 
 
+def cuda(load: Callable[[], ModuleType]) -> Backend:
+    """CUDA kernels, compiled by nvcc at first use or by `rlk build`: serve NVIDIA GPUs."""
+    return Backend("cuda", load, platforms=("nvidia",), missing=_cuda_missing)
+
+
+def _cuda_missing(platform: str) -> str | None:
+    import torch
+
+    from rlk.cuda import build
+
+    if torch.version.cuda is None:
+        return "it needs a torch built for CUDA, got one without"
+    return build.missing()
+
+
 def _triton_missing(platform: str) -> str | None:
     from rlk import interpreter
 

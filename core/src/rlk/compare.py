@@ -81,7 +81,11 @@ def ulp_distance(actual: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
         lowest = -(1 << (tensor.element_size() * 8 - 1))
         return torch.where(bits < 0, lowest - bits, bits)
 
-    return (ordered(actual) - ordered(expected)).abs()
+    a, e = ordered(actual), ordered(expected)
+    difference = a - e
+    # Float64 of opposite signs can be further apart than int64 counts.
+    overflow = torch.logical_xor(a < e, difference < 0)
+    return difference.abs().masked_fill(overflow, torch.iinfo(torch.int64).max)
 
 
 def ulp_histogram(actual: torch.Tensor, expected: torch.Tensor) -> dict[str, int]:
@@ -109,5 +113,5 @@ def digest(tensor: torch.Tensor) -> str:
 
 def _describe(tensor: torch.Tensor, flat: int) -> str:
     value = tensor.detach().cpu().flatten()[flat]
-    bits = raw_bits(value.reshape(1)).item() & ((1 << (tensor.element_size() * 8)) - 1)
+    bits = int(raw_bits(value.reshape(1)).item()) & ((1 << (tensor.element_size() * 8)) - 1)
     return f"{value.item()!r} (0x{bits:0{tensor.element_size() * 2}x})"

@@ -1,23 +1,46 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which backend runs a call: chosen once per operator, device and request."""
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from types import ModuleType
+from typing import Protocol
 
 import torch
 
 from rlk.errors import BackendError, PlatformError
-from rlk.operator import Backend, Operator
+from rlk.operator import Backend
 
 AUTO = "auto"
 # The oldest GPU generation whose arithmetic is validated: Ampere.
 OLDEST_CAPABILITY = (8, 0)
 
 _requested: ContextVar[str] = ContextVar("rlk_backend", default=AUTO)
+
+
+class _Traced(threading.local):
+    def __init__(self) -> None:
+        self.backend = AUTO
+
+
+# The same request once more: torch.compile can guard on this, but not on a context variable.
+_traced = _Traced()
 _choices: dict[tuple[str, torch.device, str], "Choice"] = {}
+
+
+class Chooser(Protocol):
+    """Whatever has a name and backends to choose from: an operator, or a core primitive."""
+
+    @property
+    def name(self) -> str:
+        """Begins every error."""
+
+    @property
+    def backends(self) -> tuple[Backend, ...]:
+        """In order of preference."""
 
 
 @dataclass(frozen=True)
@@ -33,24 +56,30 @@ class Choice:
 def use_backend(name: str) -> Iterator[None]:
     """Run the operators called inside the block on one backend, and on no other.
 
-    The request covers the backward pass of these calls too, whichever thread runs it.
+    The request covers the backward pass of these calls too, whichever thread runs it. A compiled
+    function is compiled once for each request it meets.
 
     Args:
         name: "golden", "triton", "cuda" or another backend the operators declare; "auto"
             returns to the default choice.
+    Returns:
+        A context manager.
     Raises:
         BackendError: at the call, if the operator has no such backend or it cannot run.
     """
-    token = _requested.set(name)
+    outer, _traced.backend = _traced.backend, name
+    token = None if torch.compiler.is_compiling() else _requested.set(name)
     try:
         yield
     finally:
-        _requested.reset(token)
+        _traced.backend = outer
+        if token is not None:
+            _requested.reset(token)
 
 
 def requested_backend() -> str:
     """The name set by the innermost `use_backend`, or "auto"."""
-    return _requested.get()
+    return _traced.backend if torch.compiler.is_compiling() else _requested.get()
 
 
 def platform_of(device: torch.device) -> str:
@@ -60,7 +89,7 @@ def platform_of(device: torch.device) -> str:
     return device.type
 
 
-def choose(operator: Operator, device: torch.device, requested: str) -> Choice:
+def choose(operator: Chooser, device: torch.device, requested: str) -> Choice:
     """The backend for `operator` on `device`, loaded.
 
     Raises:
@@ -100,18 +129,13 @@ def require_platform(operator: str, device: torch.device, platform: str) -> None
             )
 
 
-def explain(operator: Operator, platform: str) -> list[tuple[str, str]]:
+def explain(operator: Chooser, platform: str) -> list[tuple[str, str]]:
     """For every declared backend in order, whether it would serve `platform` and why."""
     lines = []
     chosen = False
     for backend in operator.backends:
-        reason = _unsuitable(backend, platform)
-        if reason is None:
-            try:
-                backend.load()
-            except (ImportError, OSError, RuntimeError) as error:
-                reason = f"loading failed: {error}"
-        if reason is not None:
+        module, reason = _try(backend, platform)
+        if module is None:
             lines.append((backend.name, reason))
         elif platform not in backend.platforms:
             lines.append((backend.name, "only when asked for by name"))
@@ -123,8 +147,8 @@ def explain(operator: Operator, platform: str) -> list[tuple[str, str]]:
     return lines
 
 
-def _request(operator: Operator, platform: str, requested: str) -> Choice:
-    backend = operator.backend(requested)
+def _request(operator: Chooser, platform: str, requested: str) -> Choice:
+    backend = next((b for b in operator.backends if b.name == requested), None)
     if backend is None:
         names = ", ".join(b.name for b in operator.backends)
         raise BackendError(
@@ -137,22 +161,27 @@ def _request(operator: Operator, platform: str, requested: str) -> Choice:
     return Choice(backend, backend.load(), ())
 
 
-def _automatic(operator: Operator, platform: str, requested: str) -> Choice:
-    rejected = []
+def _automatic(operator: Chooser, platform: str, requested: str) -> Choice:
+    rejected: list[tuple[str, str]] = []
     for backend in operator.backends:
-        reason = (
-            f"it serves {', '.join(backend.platforms)} unless asked for by name"
-            if platform not in backend.platforms
-            else _unsuitable(backend, platform)
-        )
-        if reason is None:
-            try:
-                return Choice(backend, backend.load(), tuple(rejected))
-            except (ImportError, OSError, RuntimeError) as error:
-                reason = f"loading failed: {error}"
+        if platform in backend.platforms:
+            module, reason = _try(backend, platform)
+            if module is not None:
+                return Choice(backend, module, tuple(rejected))
+        else:
+            reason = f"it serves {', '.join(backend.platforms)} unless asked for by name"
         rejected.append((backend.name, reason))
     reasons = "; ".join(f"{name}: {reason}" for name, reason in rejected)
     raise BackendError(f"{operator.name}: no backend can run on {platform} ({reasons})")
+
+
+def _try(backend: Backend, platform: str) -> tuple[ModuleType | None, str]:
+    """The backend loaded, or why it cannot serve."""
+    try:
+        reason = _unsuitable(backend, platform)
+        return (backend.load(), "") if reason is None else (None, reason)
+    except (ImportError, OSError, RuntimeError) as error:
+        return None, f"loading failed: {error}"
 
 
 def _unsuitable(backend: Backend, platform: str) -> str | None:

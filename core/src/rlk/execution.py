@@ -14,11 +14,12 @@ from rlk.arguments import (
     output_dtype,
     output_shape,
 )
-from rlk.autograd import make_function
+from rlk.autograd import make_function, require_reverse_mode
+from rlk.errors import BackendError
 from rlk.launch import operator_call
-from rlk.operator import Operator
+from rlk.operator import Backend, Operator, Tensor
 from rlk.reduce import exact_sum
-from rlk.rows import as_rows, inputs_as_rows
+from rlk.rows import as_rows, from_rows, inputs_as_rows
 
 
 class Execution:
@@ -35,12 +36,13 @@ class Execution:
         self, tensors: Sequence[Any], scalars: Mapping[str, Any], backend: str | None
     ) -> tuple[Any, ...]:
         """A call's arguments in the order of the schema, scalars checked."""
-        checked = check_scalars(self.operator, {**scalars, **self._fixed})
+        checked = check_scalars(self.operator, {**self._fixed, **scalars})
         requested = dispatch.requested_backend() if backend is None else backend
         return *tensors, *checked.values(), requested
 
     def call(self, *arguments: Any) -> tuple[torch.Tensor, ...]:
         """Outputs and saved state, differentiable where gradients are wanted."""
+        require_reverse_mode(self.operator.name, arguments)
         if torch.is_grad_enabled() and any(
             isinstance(t, torch.Tensor) and t.requires_grad for t in arguments[: self._inputs]
         ):
@@ -59,8 +61,9 @@ class Execution:
         with operator_call(operator.name, "forward"):
             results = choice.module.forward(*inputs_as_rows(operator, tensors), **scalars)
         declared = operator.outputs + operator.saved
+        _require_results(operator, choice.backend, "forward", results, len(declared))
         return tuple(
-            result.view(output_shape(operator, t, tensors))
+            from_rows(result, output_shape(operator, t, tensors))
             for t, result in zip(declared, results, strict=True)
         )
 
@@ -70,9 +73,8 @@ class Execution:
         gradients, tensors, saved, scalars, needs = self.split_backward(arguments)
         sizes = check_tensors(operator, tensors)
         check_gradients(operator, gradients, tensors)
-        empty = self.empty_gradients(tensors, needs)
         if sizes.get("T", 1) == 0 or tensors[0].numel() == 0 or not any(needs.values()):
-            return empty
+            return self.empty_gradients(tensors, needs)
         choice = dispatch.choose(operator, tensors[0].device, arguments[-1])
         with operator_call(operator.name, "backward"):
             results = choice.module.backward(
@@ -82,9 +84,12 @@ class Execution:
                 needs=frozenset(name for name, needed in needs.items() if needed),
                 **scalars,
             )
+        _require_results(operator, choice.backend, "backward", results, len(needs))
+        finished = iter(results)
         return tuple(
-            nothing if result is None else result.view(nothing.shape)
-            for result, nothing in zip(results, empty, strict=True)
+            self._gradient(t, tensor, needs[t.name], next(finished), choice.backend)
+            for t, tensor in zip(operator.inputs, tensors, strict=True)
+            if t.gradient
         )
 
     def split_backward(self, arguments: Sequence[Any]) -> tuple[Any, ...]:
@@ -112,15 +117,11 @@ class Execution:
         self, tensors: Sequence[torch.Tensor], needs: Mapping[str, bool]
     ) -> tuple[torch.Tensor, ...]:
         """Uninitialised row gradients and zero states; size 0 for those not needed."""
-        gradients = []
-        for declared, tensor in zip(self.operator.inputs, tensors, strict=True):
-            if declared.gradient == "row":
-                shape = tensor.shape if needs[declared.name] else (0,)
-                gradients.append(tensor.new_empty(shape))
-            elif declared.gradient == "parameter":
-                shape = (exact_sum.STATE_ROWS, *tensor.shape) if needs[declared.name] else (0,)
-                gradients.append(tensor.new_zeros(shape, dtype=torch.int64))
-        return tuple(gradients)
+        return tuple(
+            _empty_gradient(declared, tensor, needs[declared.name])
+            for declared, tensor in zip(self.operator.inputs, tensors, strict=True)
+            if declared.gradient
+        )
 
     def finish_gradients(
         self,
@@ -142,12 +143,29 @@ class Execution:
                 finished.append(result)
         return finished
 
+    def _gradient(
+        self,
+        declared: Tensor,
+        tensor: torch.Tensor,
+        needed: bool,
+        result: torch.Tensor | None,
+        backend: Backend,
+    ) -> torch.Tensor:
+        if not needed:
+            return _empty_gradient(declared, tensor, needed)
+        if result is None:
+            raise BackendError(
+                f'{self.operator.name}: backend "{backend.name}" must return the gradient of '
+                f"{declared.name}, got None"
+            )
+        return from_rows(result, _gradient_shape(declared, tensor))
+
     def _scalars(self, values: Sequence[Any]) -> dict[str, Any]:
         names = [s.name for s in self.operator.scalars]
         return check_scalars(self.operator, dict(zip(names, values, strict=True)))
 
-    def backward_pass(self, keyset: Any, *arguments: Any) -> tuple[torch.Tensor, ...]:
-        """The backward of `function`; `keyset` is None where no dispatcher is listening."""
+    def backward_pass(self, *arguments: Any) -> tuple[torch.Tensor, ...]:
+        """The backward of `function`."""
         return self.backward(*arguments)
 
     def forward_pass(self, keyset: Any, *arguments: Any) -> tuple[torch.Tensor, ...]:
@@ -158,6 +176,29 @@ class Execution:
         """An exact state rounded once to the dtype of its parameter."""
         with operator_call(self.operator.name, "backward"):
             return exact_sum.round(state, dtype, backend=rounding_backend(requested))
+
+
+def _gradient_shape(declared: Tensor, tensor: torch.Tensor) -> tuple[int, ...]:
+    state = (exact_sum.STATE_ROWS,) if declared.gradient == "parameter" else ()
+    return (*state, *tensor.shape)
+
+
+def _empty_gradient(declared: Tensor, tensor: torch.Tensor, needed: bool) -> torch.Tensor:
+    shape = _gradient_shape(declared, tensor) if needed else (0,)
+    if declared.gradient == "parameter":
+        return tensor.new_zeros(shape, dtype=torch.int64)
+    return tensor.new_empty(shape)
+
+
+def _require_results(
+    operator: Operator, backend: Backend, direction: str, results: Any, count: int
+) -> None:
+    if not isinstance(results, tuple) or len(results) != count:
+        got = len(results) if isinstance(results, tuple) else type(results).__name__
+        raise BackendError(
+            f'{operator.name}: backend "{backend.name}" must return a tuple of {count} from '
+            f"{direction}, got {got}"
+        )
 
 
 def rounding_backend(requested: str) -> str | None:

@@ -14,7 +14,8 @@ import torch
 from torch._C import _AutoDispatchBelowAutograd
 
 from rlk.arguments import check_tensors
-from rlk.autograd import first_order_only
+from rlk.autograd import first_order_only, require_autograd, require_reverse_mode
+from rlk.errors import ArgumentError
 from rlk.execution import Execution, rounding_backend
 from rlk.operator import Operator
 from rlk.reduce import exact_sum
@@ -50,9 +51,9 @@ class Published(Execution):
             return self.forward(*arguments)
         return _below_autograd(self.forward_op, keyset, arguments)
 
-    def backward_pass(self, keyset: Any, *arguments: Any) -> tuple[torch.Tensor, ...]:
-        """Through the dispatcher where it called the forward."""
-        if keyset is None:
+    def backward_pass(self, *arguments: Any) -> tuple[torch.Tensor, ...]:
+        """Through the dispatcher where it may be listening, whatever the forward found."""
+        if is_plain([a for a in arguments if isinstance(a, torch.Tensor)]):
             return self.backward(*arguments)
         results = self.backward_op(*arguments)
         return (results,) if isinstance(results, torch.Tensor) else results
@@ -113,7 +114,18 @@ def _define(published: Published) -> None:
 
 def _register(name: str, function: Callable[..., Any], fake: Callable[..., Any]) -> None:
     _library.impl(name, _unwrap_single(function), "CompositeExplicitAutograd")
+    _library.impl(name, _refuse_vmap(name), "FuncTorchBatched")
     torch.library.register_fake(f"rlk::{name}", _unwrap_single(fake), lib=_library)
+
+
+def _refuse_vmap(name: str) -> Callable[..., Any]:
+    # The loop that torch would run instead rounds a parameter gradient once per slice.
+    def refuse(*arguments: Any) -> Any:
+        raise ArgumentError(
+            f"{name}: the batch must be leading axes, got torch.vmap; call it on the whole batch"
+        )
+
+    return refuse
 
 
 def _unwrap_single(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -145,7 +157,9 @@ def _fake_backward(published: Published) -> Callable[..., Any]:
 def _autograd_forward(published: Published) -> Callable[..., Any]:
     def kernel(keyset: Any, *arguments: Any) -> tuple[torch.Tensor, ...]:
         tensors = arguments[: len(published.operator.inputs)]
+        require_reverse_mode(published.operator.name, tensors)
         if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+            require_autograd(published.operator.name)
             return published.function.apply(keyset, *arguments)
         return _below_autograd(published.forward_op, keyset, arguments)
 

@@ -23,6 +23,12 @@ def as_rows(declared: Tensor, tensor: torch.Tensor) -> torch.Tensor:
     return tensor.reshape(rows, *trailing)
 
 
+def from_rows(rows: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    """A backend's result in the caller's shape, contiguous whatever the backend made."""
+    # Detached: autograd forbids its users to write into a view that a custom function returns.
+    return rows.contiguous().view(shape).detach()
+
+
 def inputs_as_rows(operator: Operator, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """All inputs of an operator as its backends expect them."""
     return [as_rows(t, tensor) for t, tensor in zip(operator.inputs, tensors, strict=True)]

@@ -8,6 +8,7 @@ from typer.core import TyperGroup
 
 from rlk import interpreter
 from rlk.cli.bits import bits
+from rlk.cli.build import build
 from rlk.cli.check import check
 from rlk.cli.console import complain
 from rlk.cli.env import env
@@ -57,6 +58,7 @@ def start() -> None:
 app.command("list")(list_operators)
 app.command()(show)
 app.command()(env)
+app.command()(build)
 app.command()(bits)
 app.command()(check)
 app.command()(gate)

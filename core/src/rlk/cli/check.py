@@ -58,14 +58,8 @@ def check(
 
 def _judge(operator: Operator, batch: Fixture, results: Results) -> dict[str, Accuracy]:
     expected = reference(operator, batch)
-    outputs = {t.name for t in operator.outputs}
     return {
-        name: judge_tensor(
-            operator,
-            "forward_accuracy" if name in outputs else "gradient_accuracy",
-            tensor,
-            expected[name],
-        )
+        name: judge_tensor(operator, name, tensor, expected[name])
         for name, tensor in results.tensors.items()
     }
 

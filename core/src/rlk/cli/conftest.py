@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 import rlk
 from rlk import interpreter, registry
 from rlk.cli import app
+from rlk.test_support import install
 
 FILES = {
     "__init__.py": "from .twice import twice\n",
@@ -49,8 +50,6 @@ def backward(dy, x, *, needs):
     start_golden("twice_backward", __file__)
     return (dy + dy,)
 """,
-    "tiny_operators-1.2.dist-info/METADATA": "Name: tiny-operators\nVersion: 1.2\n",
-    "tiny_operators-1.2.dist-info/entry_points.txt": "[rlk.operators]\ntiny = tiny_operators\n",
 }
 
 
@@ -58,10 +57,7 @@ def backward(dy, x, *, needs):
 def site(tmp_path_factory):
     """A folder of packages, as site-packages is one, with the package `tiny_operators`."""
     folder = tmp_path_factory.mktemp("site")
-    for name, text in FILES.items():
-        path = folder / name if ".dist-info" in name else folder / "tiny_operators" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text.lstrip())
+    install(folder, "tiny_operators", FILES, version="1.2")
     return folder
 
 

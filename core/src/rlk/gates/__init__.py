@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rlk import dispatch
-from rlk.errors import BackendError, PlatformError, RlkError
+from rlk.errors import BackendError, PlatformError
 from rlk.execution import Execution
 from rlk.gates import golden_hashes
 from rlk.gates.accuracy import forward_accuracy, gradient_accuracy
@@ -55,15 +55,14 @@ def judge(case: Case, dump: Path | None = None) -> list[Record]:
         Records, at least one. A claim this machine cannot judge gives one `not_run` record with
         the reason; a case that raises or judges nothing gives a failed one.
     """
-    reason = _cannot_run(case)
-    if reason is not None:
-        return [not_run(case, reason)]
     candidate = Candidate(Execution(case.operator), case.backend, case.device)
     verdict = Verdict(case, candidate)
     try:
+        reason = _cannot_run(case)
+        if reason is not None:
+            return [not_run(case, reason)]
         records = _JUDGES[case.judgment](verdict)
-    except (RlkError, RuntimeError, ValueError, TypeError, IndexError) as error:
-        # A backend that raises has failed its case; the other cases still run.
+    except Exception as error:  # noqa: BLE001 - whatever a backend raises fails its own case
         fault = f"{type(error).__name__}: {error}"
         records = [verdict.record("", (fault,), config="", shape=[], dtype=case.dtype)]
     if not records:

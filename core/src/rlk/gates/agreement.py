@@ -39,6 +39,7 @@ def backend_equal(verdict: Verdict) -> list[Record]:
                 config=config,
                 pair="golden",
                 runs=(actual,),
+                nan_alone=True,
             )
             for name, tensor in actual.tensors.items()
         ]
@@ -64,7 +65,7 @@ def against_hashes(verdict: Verdict) -> list[Record]:
             records.append(
                 verdict.record(
                     name,
-                    (*verdict.faults((run,)), *faults),
+                    (*verdict.faults((run,), name), *faults),
                     config=config,
                     config_pair="recorded_hash",
                     shape=list(tensor.shape),

@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """One run of an operator on one backend, as a user would run it, and what code it ran."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from rlk.compare import first_mismatch
+from rlk.arguments import dtype_name
+from rlk.compare import first_mismatch, same_bits
+from rlk.errors import RlkError
 from rlk.execution import Execution
 from rlk.gates.inputs import Fixture
 from rlk.launch import Launch, trace
@@ -17,12 +20,17 @@ from rlk.reduce import exact_sum
 
 @dataclass
 class Run:
-    """Results by name (y, rstd, dx, dweight ...), exact states, and the launches behind them."""
+    """Results by name (y, rstd, dx, dweight ...), exact states, and the launches behind them.
+
+    `given` are the inputs (x, weight ...) and upstream gradients (dy) in the memory that the
+    backend saw. `faults` are pairs of a tensor's name and what is wrong with it, in any judgment.
+    """
 
     tensors: dict[str, torch.Tensor]
     states: dict[str, torch.Tensor]
+    given: dict[str, torch.Tensor] = field(default_factory=dict)
     launches: list[Launch] = field(default_factory=list)
-    faults: list[str] = field(default_factory=list)
+    faults: list[tuple[str, str]] = field(default_factory=list)
 
 
 class Candidate:
@@ -48,24 +56,30 @@ class Candidate:
 
         A parameter gradient from autograd must be the rounding of that state: anything else is a
         fault of the run.
+
+        Raises:
+            RlkError: an output has another dtype than declared, and so no gradient.
         """
-        leaves = [
-            inputs[t.name].to(self.device).detach().requires_grad_(t.gradient is not None)
-            for t in self.operator.inputs
-        ]
-        given = [upstream[t.name].to(self.device) for t in self.operator.outputs]
-        with trace() as launches:
+        leaves, given = self._placed(inputs, upstream)
+        for declared, leaf in zip(self.operator.inputs, leaves, strict=True):
+            leaf.requires_grad_(declared.gradient is not None)
+        with trace() as launches, fresh_memory_is_nan():
             results = self.call(leaves, scalars)
             outputs = results[: len(self.operator.outputs)]
+            wrong = self._wrong_dtypes(leaves, results)
+            if wrong and wrong[0][0] in [t.name for t in self.operator.outputs]:
+                raise RlkError(f"{self.operator.name}: {wrong[0][1]}")
             wanted = [leaf for leaf in leaves if leaf.requires_grad]
             gradients = torch.autograd.grad(outputs, wanted, given)
             run = self._named(results, gradients)
             if states:
-                run.states = self._states(leaves, results, given, scalars)
+                again = self._placed(inputs, upstream)
+                run.states = self._states(again[0], results, again[1], scalars)
+        run.given = self._given(leaves, given)
         run.launches = list(launches)
         self._last = {**inputs, **{f"d{n}": t for n, t in upstream.items()}, **run.tensors}
         self.launches += launches
-        run.faults += self._wrong_dtypes(run, leaves) + self._wrong_rounding(run, leaves)
+        run.faults = wrong + _wrong_rounding(run) + _not_normalised(run)
         return run
 
     def dump(self, folder: Path) -> None:
@@ -84,20 +98,51 @@ class Candidate:
         scalars: Mapping[str, Any],
     ) -> Run:
         """Forward, and the part of backward that forms exact parameter gradients."""
-        leaves = [inputs[t.name].to(self.device).detach() for t in self.operator.inputs]
-        given = [upstream[t.name].to(self.device) for t in self.operator.outputs]
-        with trace() as launches:
+        leaves, given = self._placed(inputs, upstream)
+        with trace() as launches, fresh_memory_is_nan():
             results = self.call(leaves, scalars)
             run = Run({}, self._states(leaves, results, given, scalars))
         run.launches = list(launches)
         self.launches += launches
+        run.faults = _not_normalised(run)
         return run
+
+    def row_gradients(self, fixture: Fixture) -> dict[str, torch.Tensor]:
+        """Row gradients as the backend returns them, each asked for alone.
+
+        Autograd would cast a wrong dtype, and asks for all of them together.
+        """
+        names = [t.name for t in self.operator.differentiable if t.gradient == "row"]
+        gradients = {}
+        for name in names:
+            leaves, given = self._placed(fixture.inputs, fixture.upstream)
+            results = self.call(leaves, fixture.scalars)
+            gradients |= self._backward(leaves, results, given, fixture.scalars, [name])
+        return gradients
 
     def call(
         self, tensors: Sequence[torch.Tensor], scalars: Mapping[str, Any]
     ) -> tuple[torch.Tensor, ...]:
         """Outputs and saved state of the public path."""
         return self.execution.call(*self.execution.arguments(tensors, scalars, self.backend))
+
+    def _placed(
+        self, inputs: Mapping[str, torch.Tensor], upstream: Mapping[str, torch.Tensor]
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        return (
+            [placed(inputs[t.name], self.device) for t in self.operator.inputs],
+            [placed(upstream[t.name], self.device) for t in self.operator.outputs],
+        )
+
+    def _given(
+        self, leaves: Sequence[torch.Tensor], given: Sequence[torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
+        named = zip(self.operator.inputs, leaves, strict=True)
+        upstream = zip(self.operator.outputs, given, strict=True)
+        return {
+            **{t.name: leaf.detach() for t, leaf in named},
+            **{f"d{t.name}": gradient for t, gradient in upstream},
+        }
 
     def _named(self, results: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]) -> Run:
         names = [t.name for t in self.operator.outputs + self.operator.saved]
@@ -113,38 +158,78 @@ class Candidate:
         given: Sequence[torch.Tensor],
         scalars: Mapping[str, Any],
     ) -> dict[str, torch.Tensor]:
+        names = [t.name for t in self.operator.parameters]
+        return self._backward(leaves, results, given, scalars, names)
+
+    def _backward(
+        self,
+        leaves: Sequence[torch.Tensor],
+        results: Sequence[torch.Tensor],
+        given: Sequence[torch.Tensor],
+        scalars: Mapping[str, Any],
+        names: Sequence[str],
+    ) -> dict[str, torch.Tensor]:
         saved = results[len(self.operator.outputs) :]
-        parameters = [t.name for t in self.operator.parameters]
-        needs = [t.name in parameters for t in self.operator.differentiable]
+        needs = [t.name in names for t in self.operator.differentiable]
         *_, backend = arguments = self.execution.arguments(leaves, scalars, self.backend)
         values = arguments[len(leaves) : -1]
         with torch.no_grad():
             gradients = self.execution.backward(*given, *leaves, *saved, *values, *needs, backend)
         named = zip(self.operator.differentiable, gradients, strict=True)
-        return {f"d{t.name}": g for t, g in named if t.name in parameters}
+        return {f"d{t.name}": g for t, g in named if t.name in names}
 
-    def _wrong_dtypes(self, run: Run, leaves: Sequence[torch.Tensor]) -> list[str]:
-        expected = dict(
-            zip(
-                [t.name for t in self.operator.outputs + self.operator.saved],
-                self.execution.empty_outputs(leaves),
-                strict=True,
-            )
-        )
-        for declared, leaf in zip(self.operator.inputs, leaves, strict=True):
-            expected[f"d{declared.name}"] = leaf
+    def _wrong_dtypes(
+        self, leaves: Sequence[torch.Tensor], results: Sequence[torch.Tensor]
+    ) -> list[tuple[str, str]]:
+        declared = self.operator.outputs + self.operator.saved
+        expected = self.execution.empty_outputs(leaves)
         return [
-            f"{name} is {tensor.dtype} {list(tensor.shape)}, declared "
-            f"{expected[name].dtype} {list(expected[name].shape)}"
-            for name, tensor in run.tensors.items()
-            if (tensor.dtype, tensor.shape) != (expected[name].dtype, expected[name].shape)
+            (t.name, f"{t.name} must be {dtype_name(e.dtype)}, got {dtype_name(r.dtype)}")
+            for t, e, r in zip(declared, expected, results, strict=True)
+            if r.dtype != e.dtype
         ]
 
-    def _wrong_rounding(self, run: Run, leaves: Sequence[torch.Tensor]) -> list[str]:
-        faults = []
-        for name, state in run.states.items():
-            rounded = exact_sum.round(state, run.tensors[name].dtype)
-            mismatch = first_mismatch(run.tensors[name], rounded)
-            if mismatch is not None:
-                faults.append(f"{name} from autograd is not the rounding of its state: {mismatch}")
-        return faults
+
+def placed(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A copy on `device` in memory of its own, with the strides and the offset of the original.
+
+    `to` alone would make most views contiguous, and leave a tensor that is there to be shared.
+    """
+    whole = tensor.untyped_storage().nbytes() // tensor.element_size()
+    memory = tensor.detach().as_strided((whole,), (1,), 0).to(device, copy=True)
+    return memory.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+
+
+@contextmanager
+def fresh_memory_is_nan() -> Iterator[None]:
+    """Fill what `torch.empty` returns, so that an element nobody writes shows.
+
+    Otherwise the allocator hands out the memory of the previous run, right answers included.
+    """
+    enabled = torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
+
+
+def _wrong_rounding(run: Run) -> list[tuple[str, str]]:
+    faults = []
+    for name, state in run.states.items():
+        rounded = exact_sum.round(state, run.tensors[name].dtype)
+        mismatch = first_mismatch(run.tensors[name], rounded)
+        if mismatch is not None:
+            fault = f"{name} from autograd is not the rounding of its state: {mismatch}"
+            faults.append((name, fault))
+    return faults
+
+
+def _not_normalised(run: Run) -> list[tuple[str, str]]:
+    # Ranks add states elementwise: digits that are not carried would overflow there.
+    return [
+        (name, f"the state of {name} is not normalised")
+        for name, state in run.states.items()
+        if not same_bits(exact_sum.merge(state, torch.zeros_like(state)), state)
+    ]

@@ -7,8 +7,10 @@ the operator's `bits_version`.
 
 import importlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import torch
@@ -17,12 +19,21 @@ from rlk.compare import digest
 from rlk.errors import RlkError
 from rlk.execution import Execution
 from rlk.gates.candidate import Candidate
-from rlk.gates.inputs import VALUES, Fixture, fixture, scalar_variants, smallest_sizes
+from rlk.gates.inputs import (
+    VALUES,
+    Fixture,
+    default_scalars,
+    fixture,
+    scalar_variants,
+    smallest_sizes,
+)
 from rlk.operator import Operator
 
 FILE_NAME = "golden_hashes.json"
 SEED = 7
 ROWS = 33
+# Less than a chunk of 256, one and a bit, and several: every step of a row sum shows.
+LENGTHS = (1, 257, 1000)
 
 
 class GoldenHashes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -34,14 +45,22 @@ class GoldenHashes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def inputs(operator: Operator, dtype: str) -> Iterator[tuple[str, Fixture]]:
-    """The fixed inputs that are hashed: every kind of value, every scalar."""
-    sizes = smallest_sizes(operator)
+    """The fixed inputs that are hashed: every kind of value, every scalar, several lengths."""
+    real = smallest_sizes(operator)
+
+    def batch(sizes: Mapping[str, int] = real, **options: Any) -> Fixture:
+        return fixture(operator, dtype, rows=ROWS, sizes=sizes, seed=SEED, **options)
+
     for kind, values in VALUES.items():
-        batch = fixture(operator, dtype, rows=ROWS, sizes=sizes, seed=SEED, values=values)
-        yield kind, batch
+        yield kind, batch(values=values)
     for name, scalars in scalar_variants(operator).items():
-        batch = fixture(operator, dtype, rows=ROWS, sizes=sizes, seed=SEED, scalars=scalars)
-        yield name, batch
+        if scalars != default_scalars(operator):
+            yield name, batch(scalars=scalars)
+    if len(real) == 1:
+        for symbol, length in product(real, LENGTHS):
+            yield f"{symbol}={length}", batch({symbol: length})
+    if any("float32" in t.dtype for t in operator.parameters):
+        yield "float32_parameters", batch(parameter_dtype="float32")
 
 
 def compute(operator: Operator) -> dict[str, str]:

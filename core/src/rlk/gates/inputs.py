@@ -15,7 +15,7 @@ SAMPLE_LENGTHS = (11, 16, 13, 19)
 # of every gradient stands well above the absolute tolerance of its judgment.
 UPSTREAM_SCALE = 4.0
 
-Values = Callable[[torch.Generator, tuple[int, ...]], torch.Tensor]
+Values = Callable[[torch.Generator, tuple[int, ...], torch.dtype], torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -86,13 +86,14 @@ def fixture(
             tensor = torch.randn(shape, generator=generator) * 0.5 + 1.0
             made[declared.name] = tensor.to(_dtype(declared, made, dtype, parameter_dtype))
         else:
-            tensor = (values or _normal)(generator, shape)
-            made[declared.name] = tensor.to(_dtype(declared, made, dtype, None))
+            wanted = _dtype(declared, made, dtype, None)
+            made[declared.name] = (values or _normal)(generator, shape, wanted).to(wanted)
     upstream = {}
     for position, declared in enumerate(operator.outputs):
         generator = torch.Generator().manual_seed(seed * 1009 + 500 + position)
-        tensor = (values or _normal)(generator, row_shape(declared, sizes)) * UPSTREAM_SCALE
-        upstream[declared.name] = tensor.to(_dtype(declared, made, dtype, None))
+        wanted = _dtype(declared, made, dtype, None)
+        tensor = (values or _normal)(generator, row_shape(declared, sizes), wanted)
+        upstream[declared.name] = (tensor * UPSTREAM_SCALE).to(wanted)
     return Fixture(made, upstream, dict(scalars or default_scalars(operator)))
 
 
@@ -108,33 +109,46 @@ def _dtype(
     return made[rule[1:]].dtype if rule.startswith("=") else getattr(torch, rule)
 
 
-def _normal(generator: torch.Generator, shape: tuple[int, ...]) -> torch.Tensor:
+def reach(dtype: torch.dtype) -> int:
+    """2^+-reach: scales whose products with normal values and UPSTREAM_SCALE stay finite."""
+    return 10 if dtype == torch.float16 else 20
+
+
+def _normal(generator: torch.Generator, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     return torch.randn(shape, generator=generator)
 
 
-def _decades(generator: torch.Generator, shape: tuple[int, ...]) -> torch.Tensor:
-    # Forty decades, 1e-20 to 1e+20: sums where order shows most.
-    exponent = torch.randint(-20, 21, shape, generator=generator).double()
+def _decades(
+    generator: torch.Generator, shape: tuple[int, ...], dtype: torch.dtype
+) -> torch.Tensor:
+    # As many decades as leave sums of squares finite in FP32, and values finite in FP16.
+    most = 3 if dtype == torch.float16 else 15
+    exponent = torch.randint(-most, most + 1, shape, generator=generator).double()
     return (torch.randn(shape, generator=generator).double() * 10.0**exponent).float()
 
 
-def _subnormal(generator: torch.Generator, shape: tuple[int, ...]) -> torch.Tensor:
-    # Below 2^-126: only the 23 bits of the significand are set.
-    bits = torch.randint(0, 1 << 23, shape, generator=generator, dtype=torch.int32)
-    sign = torch.randint(0, 2, shape, generator=generator, dtype=torch.int32) << 31
-    return (bits | sign).view(torch.float32)
+def _subnormal(
+    generator: torch.Generator, shape: tuple[int, ...], dtype: torch.dtype
+) -> torch.Tensor:
+    # Below the smallest normal number of the dtype.
+    sign = torch.randint(0, 2, shape, generator=generator).float() * 2.0 - 1.0
+    return torch.rand(shape, generator=generator) * sign * torch.finfo(dtype).tiny
 
 
-def _cancelling(generator: torch.Generator, shape: tuple[int, ...]) -> torch.Tensor:
-    # Pairs that cancel along both axes, beside small terms that must survive.
-    tensor = torch.randn(shape, generator=generator) * 2.0**20
+def _cancelling(
+    generator: torch.Generator, shape: tuple[int, ...], dtype: torch.dtype
+) -> torch.Tensor:
+    # Large values that cancel in pairs, beside small terms that must survive.
+    tensor = torch.randn(shape, generator=generator) * 2.0 ** reach(dtype)
     flat = tensor.view(-1)
     half = flat.numel() // 2
     flat[half : 2 * half] = flat[:half] * -1.0
     return tensor + torch.randn(shape, generator=generator)
 
 
-def _non_finite(generator: torch.Generator, shape: tuple[int, ...]) -> torch.Tensor:
+def _non_finite(
+    generator: torch.Generator, shape: tuple[int, ...], dtype: torch.dtype
+) -> torch.Tensor:
     # A few rows hold NaN or an infinity; the others must not notice.
     tensor = torch.randn(shape, generator=generator)
     flat = tensor.view(-1)

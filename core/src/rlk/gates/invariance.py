@@ -6,8 +6,9 @@ from typing import Any
 
 import torch
 
+from rlk.compare import same_bits
 from rlk.gates.candidate import Candidate, Run
-from rlk.gates.inputs import SAMPLE_LENGTHS, Fixture, fixture, smallest_sizes
+from rlk.gates.inputs import SAMPLE_LENGTHS, Fixture, fixture, reach, smallest_sizes
 from rlk.gates.record import Record
 from rlk.gates.transforms import (
     PADDING,
@@ -149,6 +150,7 @@ def summed_states(
         for call in arrangement.calls:
             run = candidate.sums(*_arranged(candidate, batch, call, "zero"))
             total.launches += run.launches
+            total.faults += run.faults
             for name, state in run.states.items():
                 merged[name] = exact_sum.merge(merged[name], state) if name in merged else state
     return merged, total
@@ -184,8 +186,8 @@ def _state_records(
     runs: tuple[Run, ...],
     pair: str = "canonical",
 ) -> list[Record]:
-    # Judged in FP32, the highest precision an exact state rounds to: a BF16 rounding would
-    # hide most differences.
+    # Shown in FP32, the highest precision an exact state rounds to, and judged as states: a
+    # rounding would hide most differences.
     return [
         verdict.bits(
             name,
@@ -194,9 +196,15 @@ def _state_records(
             config=config,
             pair=pair,
             runs=runs,
+            faults=() if _same_sums(actual[name], expected[name]) else ("exact states differ",),
         )
         for name in expected
     ]
+
+
+def _same_sums(actual: torch.Tensor, expected: torch.Tensor) -> bool:
+    empty = torch.zeros_like(expected)
+    return same_bits(exact_sum.merge(actual, empty), exact_sum.merge(expected, empty))
 
 
 def _batch(verdict: Verdict) -> Fixture:
@@ -249,9 +257,12 @@ def _disturb(tensor: torch.Tensor, verdict: Verdict, name: str, keep: int) -> to
     return tensor
 
 
-def _spread_rows(generator: torch.Generator, shape: tuple[int, ...]) -> torch.Tensor:
-    # Row scales over 2^-20 .. 2^20 and some zero rows: sums where order shows most.
-    scale = torch.randint(-20, 21, (shape[0],), generator=generator).float().exp2()
+def _spread_rows(
+    generator: torch.Generator, shape: tuple[int, ...], dtype: torch.dtype
+) -> torch.Tensor:
+    # Row scales as far apart as the dtype allows and some zero rows: order shows most.
+    most = reach(dtype)
+    scale = torch.randint(-most, most + 1, (shape[0],), generator=generator).float().exp2()
     scale[torch.randint(0, shape[0], (shape[0] // 8,), generator=generator)] = 0.0
     tensor = torch.randn(shape, generator=generator)
     return tensor * scale.view(-1, *(1 for _ in shape[1:]))

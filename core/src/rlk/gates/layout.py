@@ -2,9 +2,11 @@
 """The same values in another layout: strides, offsets and aliasing must not show in the bits."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import torch
 
+from rlk.arguments import dtype_name
 from rlk.compare import same_bits
 from rlk.gates.candidate import Run
 from rlk.gates.inputs import Fixture, fixture, smallest_sizes
@@ -113,51 +115,57 @@ def _expanded(verdict: Verdict, batch: Fixture) -> list[Record]:
 
 
 def _ownership(verdict: Verdict, batch: Fixture) -> list[Record]:
-    """Outputs are contiguous and own their storage, also for one row; inputs are not written."""
+    """Results are contiguous and own their storage, also for one row; inputs are not written."""
+    operator = verdict.case.operator
+    with_rows = {t.name for t in operator.inputs if t.has_rows}
     records = []
     for config, rows in (("one_row", 1), ("all_rows", ROWS)):
-        part = Fixture(
-            {n: t[:rows].clone() if t.shape[0] == ROWS else t.clone()
-             for n, t in batch.inputs.items()},
-            {n: t[:rows].clone() for n, t in batch.upstream.items()},
-            batch.scalars,
-        )  # fmt: skip
-        given = {**part.inputs, **{f"d{n}": t for n, t in part.upstream.items()}}
-        given = {n: t.to(verdict.candidate.device) for n, t in given.items()}
-        before = {n: t.clone() for n, t in given.items()}
-        run = verdict.candidate.run(
-            {n: given[n] for n in part.inputs},
-            {n: given[f"d{n}"] for n in part.upstream},
-            part.scalars,
-        )
-        written = [n for n in given if not same_bits(given[n], before[n])]
-        for name, tensor in run.tensors.items():
-            records.append(_owned(verdict, name, tensor, given, written, config, run))
+        inputs = {n: t[:rows] if n in with_rows else t for n, t in batch.inputs.items()}
+        upstream = {n: t[:rows] for n, t in batch.upstream.items()}
+        part = replace(batch, inputs=inputs, upstream=upstream)
+        run = verdict.candidate.run_fixture(part)
+        returned = {**run.tensors, **verdict.candidate.row_gradients(part)}
+        for name, tensor in returned.items():
+            faults = _not_owned(name, tensor, run)
+            records.append(_owned(verdict, name, tensor, config, run, faults))
+        before = {**inputs, **{f"d{n}": t for n, t in upstream.items()}}
+        for name, tensor in run.given.items():
+            written = not same_bits(tensor, before[name])
+            faults = (f"{name} was written into",) if written else ()
+            records.append(_owned(verdict, name, tensor, config, run, faults))
     return records
+
+
+def _not_owned(name: str, tensor: torch.Tensor, run: Run) -> tuple[str, ...]:
+    """What is wrong with a result as the backend returned it and as autograd gave it out."""
+    differentiated = run.tensors[name]
+    storage = differentiated.untyped_storage().data_ptr()
+    faults = [
+        f"{name} shares the storage of {other}"
+        for other, source in run.given.items()
+        if source.untyped_storage().data_ptr() == storage
+    ]
+    if tensor.dtype != differentiated.dtype:
+        faults.append(f"the backend returns {name} in {dtype_name(tensor.dtype)}")
+    elif not same_bits(tensor, differentiated):
+        faults.append(f"{name} asked for alone has other bits than with the other gradients")
+    if not tensor.is_contiguous():
+        faults.append(f"{name} is not contiguous: strides {tensor.stride()}")
+    return tuple(faults)
 
 
 def _owned(
     verdict: Verdict,
     name: str,
     tensor: torch.Tensor,
-    given: Mapping[str, torch.Tensor],
-    written: list[str],
     config: str,
     run: Run,
+    faults: tuple[str, ...],
 ) -> Record:
-    storage = tensor.untyped_storage().data_ptr()
-    faults = [f"{other} was written into" for other in written]
-    faults += [
-        f"{name} shares the storage of {other}"
-        for other, source in given.items()
-        if source.untyped_storage().data_ptr() == storage
-    ]
-    if not tensor.is_contiguous():
-        faults.append(f"{name} is not contiguous: strides {tensor.stride()}")
     return verdict.record(
         name,
-        (*verdict.faults((run,)), *faults),
+        (*verdict.faults((run,), name), *faults),
         config=f"ownership_{config}",
         shape=list(tensor.shape),
-        dtype=str(tensor.dtype).removeprefix("torch."),
+        dtype=dtype_name(tensor.dtype),
     )

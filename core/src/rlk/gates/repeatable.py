@@ -61,7 +61,7 @@ def _fresh_records(verdict: Verdict, first: Run) -> list[Record]:
         records.append(
             verdict.record(
                 name,
-                (*verdict.faults((first,)), *faults),
+                (*verdict.faults((first,), name), *faults),
                 config="fresh_process",
                 config_pair="first_run",
                 shape=list(tensor.shape),

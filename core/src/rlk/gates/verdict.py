@@ -32,9 +32,13 @@ class Verdict:
         pair: str | None,
         runs: tuple[Run, ...],
         faults: tuple[str, ...] = (),
+        nan_alone: bool = False,
     ) -> Record:
-        """Whether two tensors agree in shape, dtype and every bit."""
-        faults = (*self.faults(runs), *faults)
+        """Whether two tensors agree in shape, dtype and every bit.
+
+        `nan_alone` allows a comparison in which nothing is finite: otherwise it judges nothing.
+        """
+        faults = (*self.faults(runs, tensor), *faults)
         comparable = actual.shape == expected.shape and actual.dtype == expected.dtype
         if not comparable:
             faults += (
@@ -46,6 +50,8 @@ class Verdict:
             faults += (str(mismatch),)
         if actual.numel() == 0:
             faults += ("nothing was compared",)
+        elif not nan_alone and not bool(expected.isfinite().any()):
+            faults += ("nothing finite was compared",)
         difference = _difference(actual, expected) if comparable else None
         return self.record(
             tensor,
@@ -60,11 +66,11 @@ class Verdict:
             first_mismatch=_first(mismatch),
         )
 
-    def faults(self, runs: tuple[Run, ...]) -> tuple[str, ...]:
-        """What was wrong with the runs themselves: other code, other dtypes, no launch."""
+    def faults(self, runs: tuple[Run, ...], tensor: str) -> tuple[str, ...]:
+        """What was wrong with the runs themselves (other code, no launch) or with the tensor."""
         found = []
         for run in runs:
-            found += run.faults
+            found += [fault for name, fault in run.faults if name == tensor]
             ran = sorted({launch.backend for launch in run.launches})
             directions = {launch.direction for launch in run.launches}
             if ran != [self.case.backend]:

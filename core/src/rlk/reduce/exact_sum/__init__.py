@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Exact column sums: the state of a sum over rows, which any order of adding leaves alike."""
 
-from functools import cache
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
 import torch
 
 from rlk import backends
-from rlk.dispatch import platform_of, require_platform
-from rlk.errors import ArgumentError, BackendError
+from rlk.dispatch import AUTO, choose
+from rlk.errors import ArgumentError
 from rlk.launch import start_golden
 from rlk.operator import Backend
 from rlk.reduce.exact_sum import golden
@@ -115,37 +115,39 @@ def round(state: torch.Tensor, dtype: torch.dtype, *, backend: str | None = None
     return _step("round", state.device, backend)(state, dtype)
 
 
+def _load_cuda() -> ModuleType:
+    from rlk.reduce.exact_sum import kernel_cuda
+
+    return kernel_cuda
+
+
 def _load_triton() -> ModuleType:
     from rlk.reduce.exact_sum import kernel_triton
 
     return kernel_triton
 
 
-_BACKENDS = (backends.triton(_load_triton), backends.golden(lambda: golden))
-BACKENDS = tuple(b.name for b in _BACKENDS)
+@dataclass(frozen=True)
+class _Steps:
+    """What dispatch chooses a backend for: the steps are no operator, having no gradient."""
+
+    name: str
+    backends: tuple[Backend, ...]
+
+
+_STEPS = _Steps(
+    "exact_sum",
+    (backends.cuda(_load_cuda), backends.triton(_load_triton), backends.golden(lambda: golden)),
+)
+BACKENDS = tuple(b.name for b in _STEPS.backends)
 
 
 def _step(name: str, device: torch.device, requested: str | None) -> Any:
     """The function `name` of the backend that runs this call."""
-    backend = _choose(device, requested)
-    if backend.name == "golden":
+    choice = choose(_STEPS, device, requested or AUTO)
+    if choice.module is golden:
         start_golden(f"exact_sum.{name}", golden.__file__)
-    return getattr(backend.load(), name)
-
-
-@cache
-def _choose(device: torch.device, requested: str | None) -> Backend:
-    platform = platform_of(device)
-    require_platform("exact_sum", device, platform)
-    for backend in _BACKENDS:
-        wanted = platform in backend.platforms if requested is None else backend.name == requested
-        if wanted:
-            reason = backend.missing(platform)
-            if reason is not None:
-                raise BackendError(f'exact_sum: backend "{backend.name}" cannot run here: {reason}')
-            return backend
-    names = ", ".join(b.name for b in _BACKENDS)
-    raise BackendError(f"exact_sum: backend must be one of {names}, got {requested!r}")
+    return getattr(choice.module, name)
 
 
 def _check_state(name: str, state: torch.Tensor) -> None:

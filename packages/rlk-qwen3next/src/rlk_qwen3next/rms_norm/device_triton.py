@@ -50,7 +50,9 @@ def offset_weight(weight, weight_offset, start, n, stride, CHUNK: tl.constexpr):
     columns = start + tl.arange(0, CHUNK)
     values = tl.load(weight + columns.to(tl.int64) * stride, mask=columns < n, other=0.0)
     values = values.to(tl.float32)
-    return tl.where(weight_offset == 0.0, values, weight_offset + values)
+    # A GPU receives the offset in FP32; the interpreter passes it in FP64.
+    offset = tl.full([CHUNK], weight_offset, tl.float32)
+    return tl.where(offset == 0.0, values, offset + values)
 
 
 @triton.jit

@@ -19,7 +19,9 @@ def inverse_rms(x: torch.Tensor, eps: float) -> torch.Tensor:
 def offset_weight(weight: torch.Tensor, weight_offset: float) -> torch.Tensor:
     """FP32 weight plus offset; an offset of 0 adds nothing, so that -0.0 keeps its sign."""
     weight = weight.float()
-    return weight if weight_offset == 0.0 else torch.full_like(weight, weight_offset) + weight
+    # The comparison is made in FP32 too: a smaller FP64 offset is 0 to a kernel.
+    offset = torch.full_like(weight, weight_offset)
+    return torch.where(offset == 0.0, weight, offset + weight)
 
 
 def input_gradient(g: torch.Tensor, xhat: torch.Tensor, rstd: torch.Tensor) -> torch.Tensor:

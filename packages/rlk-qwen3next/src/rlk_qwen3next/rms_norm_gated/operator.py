@@ -1,12 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Declaration of rms_norm_gated."""
 
+from pathlib import Path
 from types import ModuleType
 
 from rlk import backends
 from rlk.operator import FLOATS, Claim, Operator, Reduction, Scalar, Tensor, Workload
 
 from . import oracle
+
+
+def _load_cuda() -> ModuleType:
+    from rlk.cuda import launch
+
+    return launch.module(OPERATOR, Path(__file__).with_name("kernel_cuda.cu"))
 
 
 def _load_triton() -> ModuleType:
@@ -55,5 +62,9 @@ OPERATOR = Operator(
     ),
     workloads=(Workload("output norm of Gated DeltaNet in Qwen3-Next", {"T": 262144, "N": 128}),),
     oracle=oracle.forward,
-    backends=(backends.triton(_load_triton), backends.golden(_load_golden)),
+    backends=(
+        backends.cuda(_load_cuda),
+        backends.triton(_load_triton),
+        backends.golden(_load_golden),
+    ),
 )

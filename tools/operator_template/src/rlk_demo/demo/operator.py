@@ -46,7 +46,7 @@ OPERATOR = Operator(
         Claim("backend_equal", ("y", "damping", "dx", "dweight")),
         Claim("gpu_to_gpu", ("y", "damping", "dx", "dweight")),
     ),
-    workloads=(Workload("no model: a size to start from", {"T": 8192, "N": 1024}),),
+    workloads=(Workload("no model: a size to start from", {"T": 8192, "N": 128}),),
     oracle=oracle.forward,
     backends=(backends.triton(_load_triton), backends.golden(_load_golden)),
 )

@@ -1,10 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Only what is special to demo: core tests every declared operator."""
+"""The suite that core derives from the declaration, and what is special to demo."""
 
 import torch
 
 from rlk.compare import assert_same_bits
-from rlk_demo import demo
+from rlk.pytest_plugin import OperatorSuite
+from rlk_demo.demo import demo
+from rlk_demo.demo.operator import OPERATOR
+
+
+class TestOperator(OperatorSuite):
+    operator = OPERATOR
 
 
 def test_demo_rows_of_ones_halve_the_weight():

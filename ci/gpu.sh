@@ -1,0 +1,105 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Everything that needs a GPU, in one run of at most ten minutes.
+#
+#     bash ci/gpu.sh OUT_DIR [--only tests|gates|sanitizer|bench|ptx]...
+#
+# Needs no installation of rlk. Each part leaves OUT_DIR/<part>.log and JSON beside it. Exit
+# status 0 all passed, 1 something is red, 2 this machine cannot run it.
+set -uo pipefail
+
+usage() { echo "usage: gpu.sh OUT_DIR [--only tests|gates|sanitizer|bench|ptx]..." >&2; exit 2; }
+
+[ $# -ge 1 ] || usage
+mkdir -p "$1" || exit 2
+OUT=$(cd "$1" && pwd)
+shift
+PARTS=()
+while [ $# -gt 0 ]; do
+    [ "$1" = --only ] && [[ "${2:-}" =~ ^(tests|gates|sanitizer|bench|ptx)$ ]] || usage
+    PARTS+=("$2")
+    shift 2
+done
+[ ${#PARTS[@]} -gt 0 ] || PARTS=(tests gates sanitizer ptx bench)
+
+cd "$(dirname "$0")/.."
+PYTHON=${PYTHON:-python3}
+WORKERS=${RLK_GPU_WORKERS:-8}
+METADATA=$(mktemp -d)
+trap 'rm -rf "$METADATA"' EXIT
+
+# Operators are found by the metadata of installed distributions: the same for a source tree.
+write_metadata() {
+    "$PYTHON" - "$1" <<'END'
+import pathlib, sys, tomllib
+
+for file in [*pathlib.Path().glob("core/pyproject.toml"), *pathlib.Path("packages").glob("*/pyproject.toml")]:
+    project = tomllib.loads(file.read_text())["project"]
+    name, version = project["name"], project["version"]
+    folder = pathlib.Path(sys.argv[1]) / f"{name.replace('-', '_')}-{version}.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    groups = project.get("entry-points", {}).items()
+    text = "".join(f"[{g}]\n" + "".join(f"{k} = {v}\n" for k, v in e.items()) for g, e in groups)
+    (folder / "entry_points.txt").write_text(text)
+END
+}
+write_metadata "$METADATA" || exit 2
+SOURCES=$(printf '%s:' core/src packages/*/src | sed "s#\([^:]*\):#$PWD/\1:#g")
+export PYTHONPATH="$METADATA:$SOURCES${PYTHONPATH:-}"
+# One thread a process: the parts and the workers of pytest supply the parallelism.
+export OMP_NUM_THREADS=1 PYTHONUNBUFFERED=1
+
+"$PYTHON" ci/gpu_report.py require "${PARTS[@]}" || exit 2
+
+# Run a command as a part of this run: its output to a log, its status and seconds beside it.
+part() {
+    local name=$1 start=$SECONDS status
+    shift
+    "$@" >"$OUT/$name.log" 2>&1
+    status=$?
+    echo "$status $((SECONDS - start))" >"$OUT/$name.status"
+    return $status
+}
+wanted() { [[ " ${PARTS[*]} " == *" $1 "* ]]; }
+
+build() {
+    "$PYTHON" -m rlk.cli build --all &
+    local operators=$!
+    "$PYTHON" -c "
+import torch
+from rlk.reduce import exact_sum
+exact_sum.round(exact_sum.new(1, 'cuda'), torch.float32, backend='cuda')" || { wait; return 1; }
+    wait "$operators"
+}
+tests() {
+    mapfile -t files < <(grep -rlE 'pytest\.mark\.gpu' --include='test_*.py' core/src packages)
+    "$PYTHON" -m pytest -m gpu -n "$WORKERS" --dist loadgroup -p no:cacheprovider --durations 15 \
+        --junitxml "$OUT/tests.xml" "${files[@]}"
+}
+gates() { "$PYTHON" -m rlk.cli gate --all --tier full --backend "$1" --json "$OUT/gates-$1.json"; }
+ptx() { "$PYTHON" tools/check_ptx.py --cuda && "$PYTHON" tools/check_ptx.py --triton; }
+bench() { "$PYTHON" -m rlk.bench --all --json "$OUT/bench.json"; }
+
+rm -f "$OUT"/*.status "$OUT"/gates-*.json "$OUT"/tests.xml "$OUT"/bench.json
+NAMES=(build)
+if part build build; then
+    # Bits do not depend on the company a process keeps, times do: bench runs last and alone.
+    for name in "${PARTS[@]}"; do
+        case $name in
+            tests | ptx) part "$name" "$name" & NAMES+=("$name") ;;
+            gates) for b in cuda triton; do part "gates-$b" gates "$b" & NAMES+=("gates-$b"); done ;;
+            sanitizer)
+                for tool in memcheck racecheck initcheck synccheck; do
+                    part "$tool" "$PYTHON" ci/sanitize.py "$tool" &
+                    NAMES+=("$tool")
+                done ;;
+        esac
+    done
+    wait
+    if wanted bench; then
+        part bench bench
+        NAMES+=(bench)
+    fi
+fi
+"$PYTHON" ci/gpu_report.py table "$OUT" "${NAMES[@]}"

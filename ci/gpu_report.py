@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ci/gpu.sh needs from a machine, and what its parts found.
+
+python ci/gpu_report.py require PART...      exit status 2 where a part cannot run
+python ci/gpu_report.py table OUT_DIR PART...  one line for each part; 1 if anything is red
+"""
+
+import json
+import shutil
+import sys
+import xml.etree.ElementTree as ElementTree
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+# The only test that a machine may lack the hardware for.
+PERMITTED_SKIP = "needs a second GPU"
+
+
+def lacking(parts: Sequence[str]) -> str | None:
+    """What this machine lacks, or None."""
+    import importlib.util
+
+    import torch
+
+    from rlk.cuda import toolchain
+
+    if not torch.cuda.is_available():
+        return "needs an NVIDIA GPU, got none"
+    if toolchain.nvcc_missing() is not None:
+        return str(toolchain.nvcc_missing())
+    if importlib.util.find_spec("triton") is None:
+        return "needs the package triton, got none"
+    if "sanitizer" in parts and shutil.which("compute-sanitizer") is None:
+        return "needs compute-sanitizer, got none; install the CUDA toolkit or leave out that part"
+    return None
+
+
+def judge_tests(out: Path) -> tuple[bool, str]:
+    """Whether tests ran and were skipped for the permitted reason alone."""
+    suites = ElementTree.parse(out / "tests.xml").getroot()
+    cases = list(suites.iter("testcase"))
+    skips = [s.get("message", "") for case in cases for s in case.iter("skipped")]
+    bad = sum(1 for case in cases if case.find("failure") is not None or case.find("error") is not None)
+    others = [reason for reason in skips if PERMITTED_SKIP not in reason]
+    text = f"{len(cases)} tests, {bad} failed, {len(skips)} skipped"
+    if others:
+        text += f"; skip not permitted: {others[0]}"
+    return bool(cases) and not bad and not others and len(skips) < len(cases), text
+
+
+def judge_gates(out: Path, backend: str) -> tuple[bool, str]:
+    """Whether every record passed, by code that says it is this backend on a GPU."""
+    report = json.loads((out / f"gates-{backend}.json").read_text())
+    records = report["records"]
+    found = Counter(record["status"] for record in records)
+    wrong = [
+        record
+        for record in records
+        if record["provenance"]["actual"] != [backend]
+        or not record["provenance"]["device"].startswith("cuda")
+        or not all(record["provenance"]["binaries"])
+    ]
+    text = ", ".join(f"{count} {status}" for status, count in sorted(found.items()))
+    text += f"; {len(wrong)} not run by {backend}" if wrong else ""
+    return report["passed"] and not wrong and set(found) == {"passed"}, text
+
+
+def judge_bench(out: Path) -> tuple[bool, str]:
+    """Whether our backends were measured; speed itself is for the reader."""
+    document = json.loads((out / "bench.json").read_text())
+    backends = {row["variant"] for row in document["rows"]}
+    text = f"{len(document['rows'])} rows on {document['device']}"
+    return {"cuda", "triton"} <= backends, text
+
+
+def last_line(out: Path, name: str) -> str:
+    """The last line of a part's log that says something."""
+    lines = (out / f"{name}.log").read_text(errors="replace").splitlines()
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")
+
+
+JUDGES: dict[str, Callable[[Path], tuple[bool, str]]] = {
+    "tests": judge_tests,
+    "gates-cuda": lambda out: judge_gates(out, "cuda"),
+    "gates-triton": lambda out: judge_gates(out, "triton"),
+    "bench": judge_bench,
+}
+
+
+def row(out: Path, name: str) -> tuple[bool, str, str, str]:
+    """(passed, part, seconds, what it found)"""
+    try:
+        status, seconds = (out / f"{name}.status").read_text().split()
+    except OSError:
+        return False, name, "-", "did not finish"
+    try:
+        judge = JUDGES.get(name, lambda out: (True, last_line(out, name)))
+        passed, text = judge(out)
+    except (OSError, ValueError, KeyError, ElementTree.ParseError) as error:
+        passed, text = False, f"{type(error).__name__}: {error}; {last_line(out, name)}"
+    if status != "0" and passed:
+        text = f"exit status {status}: {last_line(out, name)}"
+    return passed and status == "0", name, seconds, text
+
+
+def table(out: Path, names: Sequence[str]) -> int:
+    """Print a line for each part; 0 if all passed."""
+    rows = [row(out, name) for name in names]
+    for passed, name, seconds, text in rows:
+        print(f"{'PASS' if passed else 'FAIL'}  {name:<14}{seconds:>5} s  {text[:200]}")
+    return 0 if all(passed for passed, *_ in rows) else 1
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The exit status."""
+    if arguments[0] == "require":
+        lack = lacking(arguments[1:])
+        if lack is not None:
+            print(f"gpu.sh: {lack}", file=sys.stderr)
+        return 2 if lack else 0
+    return table(Path(arguments[1]), arguments[2:])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

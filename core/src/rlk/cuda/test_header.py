@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The C struct of a call."""
+
+from dataclasses import replace
+
+import pytest
+
+from rlk.cuda import header
+from rlk.errors import BackendError
+from rlk.operator import Tensor
+
+
+def test_forward_struct_of_the_demo_has_eight_byte_fields_first(demo):
+    assert header.forward_layout(demo).fields == (
+        ("const void*", "x"), ("long long", "x_stride_T"), ("long long", "x_stride_N"),
+        ("const void*", "weight"), ("long long", "weight_stride_N"),
+        ("void*", "y"), ("void*", "first"),
+        ("long long", "T"), ("long long", "N"), ("void*", "stream"),
+        ("int", "x_dtype"), ("int", "weight_dtype"),
+        ("float", "shift"), ("int", "mode"), ("int", "device"),
+    )  # fmt: skip
+
+
+def test_backward_struct_of_the_demo_reads_gradients_inputs_and_saved_state(demo):
+    assert header.backward_layout(demo).fields[:15] == (
+        ("const void*", "dy"), ("long long", "dy_stride_T"), ("long long", "dy_stride_N"),
+        ("const void*", "x"), ("long long", "x_stride_T"), ("long long", "x_stride_N"),
+        ("const void*", "weight"), ("long long", "weight_stride_N"),
+        ("const void*", "first"), ("long long", "first_stride_T"),
+        ("void*", "dx"), ("long long*", "dweight_state"), ("void*", "workspace"),
+        ("long long", "T"), ("long long", "N"),
+    )  # fmt: skip
+
+
+def test_struct_size_with_an_odd_number_of_ints_is_padded(demo):
+    # Ten fields of 8 bytes and five of 4, rounded up to the alignment of 8.
+    assert header.forward_layout(demo).packer.size == 104
+    assert "static_assert(sizeof(DemoForward) == 104" in header.header(demo)
+
+
+def test_header_of_an_operator_of_several_words_names_structs_in_camel_case(demo):
+    text = header.header(replace(demo, name="two_words"))
+    assert "RLK_EXPORT int rlk_two_words_forward(const TwoWordsForward* a);" in text
+    assert "long long rlk_two_words_backward_workspace(const TwoWordsBackward* a);" in text
+    assert header.header_name(replace(demo, name="two_words")) == "rlk_two_words.h"
+
+
+def test_header_of_a_choice_numbers_its_values(demo):
+    assert "enum { MODE_PLAIN = 0, MODE_NEGATED = 1 };" in header.header(demo)
+
+
+def test_symbols_with_a_parameter_first_begin_with_rows(demo):
+    turned = replace(demo, inputs=demo.inputs[::-1])
+    assert header.symbols(turned) == ("T", "N")
+
+
+def test_struct_with_a_tensor_named_like_another_field_is_refused(demo):
+    clash = replace(demo, inputs=(*demo.inputs, Tensor("stream", ("N",), ("=x",))))
+    with pytest.raises(BackendError, match="demo: names must be unique .* got stream twice"):
+        header.header(clash)
+
+
+def test_header_of_a_library_declares_a_shared_struct_once():
+    layout = header.Layout("Demo", (("void*", "out"), ("int", "device")))
+    text = header.library_header("sums", (("add", layout), ("round", layout)))
+    assert text.count("struct Demo {\n    void* out;\n    int device;\n};") == 1
+    assert "int rlk_sums_add(const Demo* a);" in text
+    assert "int rlk_sums_round(const Demo* a);" in text

@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls through the struct into a binary whose launchers compute on the host."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import rlk
+from rlk import backends, launch
+from rlk.cuda import build, probe
+from rlk.cuda import launch as cuda_launch
+from rlk.errors import ArgumentError, BackendError
+
+# What forward and backward compute by hand: y = x * weight + shift, first = x[:, 0],
+# dx = dy * weight, and a "state" of first + dy[0] and, through the workspace, the row numbers.
+HOST = """// SPDX-License-Identifier: Apache-2.0
+#include "rlk_demo.h"
+
+static float at(const void* data, long long index) { return ((const float*)data)[index]; }
+
+RLK_EXPORT int rlk_demo_forward(const DemoForward* a) {
+    if (a->mode == MODE_NEGATED) return cudaErrorInvalidValue;
+    if (a->x_dtype != rlk::kFloat32 || a->weight_dtype != rlk::kFloat32) return 1000 + a->x_dtype;
+    if (a->device != -1 || a->stream != (void*)4096) return cudaErrorInvalidDevice;
+    for (long long t = 0; t < a->T; ++t) {
+        for (long long n = 0; n < a->N; ++n) {
+            float x = at(a->x, t * a->x_stride_T + n * a->x_stride_N);
+            float y = x * at(a->weight, n * a->weight_stride_N) + a->shift;
+            ((float*)a->y)[t * a->N + n] = y;
+            if (n == 0) ((float*)a->first)[t] = x;
+        }
+    }
+    return 0;
+}
+
+RLK_EXPORT long long rlk_demo_backward_workspace(const DemoBackward* a) { return 8 * a->T; }
+
+RLK_EXPORT int rlk_demo_backward(const DemoBackward* a) {
+    long long* rows = (long long*)a->workspace;
+    for (long long t = 0; t < a->T; ++t) rows[t] = t;
+    for (long long n = 0; n < a->N; ++n) {
+        for (long long t = 0; a->dx && t < a->T; ++t) {
+            float dy = at(a->dy, t * a->dy_stride_T + n * a->dy_stride_N);
+            ((float*)a->dx)[t * a->N + n] = dy * at(a->weight, n * a->weight_stride_N);
+        }
+        for (long long k = 0; a->dweight_state && k < 13; ++k) {
+            float sum = at(a->first, a->first_stride_T) + at(a->dy, n * a->dy_stride_N);
+            a->dweight_state[k * a->N + n] = (long long)sum + rows[a->T - 1] + a->mode;
+        }
+    }
+    return 0;
+}
+"""
+WEIGHT = torch.tensor([2.0, -3.0, 0.5])
+# Of CPU tensors, as torch numbers it; these calls have no GPU.
+HERE = -1
+
+
+@pytest.fixture(scope="module")
+def host(needs_nvcc, tmp_path_factory, request):
+    """The demo's backend module over the host source, loaded for the CPU."""
+    folder = tmp_path_factory.mktemp("host")
+    source = folder / "kernel_cuda.cu"
+    source.write_text(HOST)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(build.CACHE_VARIABLE, str(folder / "cache"))
+        patch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+        patch.setattr(torch.cuda, "current_stream", lambda i: SimpleNamespace(cuda_stream=4096))
+        patch.setattr(probe, "require", lambda library, device: None)
+        module = cuda_launch.module(request.getfixturevalue("demo"), source)
+        module._loaded[HERE] = module.load(0)
+        yield module
+
+
+def by_hand(x, shift):
+    """The outputs, one element after another."""
+    rows = [[float(v) * float(w) + shift for v, w in zip(r, WEIGHT, strict=True)] for r in x]
+    return torch.tensor(rows), torch.tensor([float(row[0]) for row in x])
+
+
+def test_forward_strided_inputs_are_read_by_their_strides(host):
+    x = torch.arange(24.0).reshape(3, 8)[:, ::3].t().flip(0).contiguous().t()[:2]
+    weight = torch.stack([WEIGHT, WEIGHT + 1], 1)[:, 0]
+    assert x.stride() == (1, 3)
+    assert weight.stride() == (2,)
+    y, first = host.forward(x, weight, shift=0.25, mode="plain")
+    expected = by_hand(x, 0.25)
+    assert torch.equal(y, expected[0])
+    assert torch.equal(first, expected[1])
+    assert y.is_contiguous()
+
+
+def test_backward_all_needed_gives_gradient_and_state(host):
+    dy = torch.ones(1).expand(2, 3)
+    x = torch.tensor([[1.0, 2.0, 3.0], [40.0, 5.0, 6.0]])
+    first = x[:, 0]
+    dx, state = host.backward(
+        dy, x, WEIGHT, first, needs=frozenset({"x", "weight"}), shift=0.0, mode="negated"
+    )
+    assert torch.equal(dx, WEIGHT.expand(2, 3))
+    # first[1] + dy + last row number + index of the choice
+    assert torch.equal(state, torch.full((13, 3), 40 + 1 + 1 + 1))
+
+
+@pytest.mark.parametrize("needs", [{"x"}, {"weight"}, set()])
+def test_backward_gradient_that_is_not_needed_is_none(host, needs):
+    x = torch.ones(2, 3)
+    results = host.backward(x, x, WEIGHT, x[:, 0], needs=frozenset(needs), shift=0.0, mode="plain")
+    assert [r is not None for r in results] == ["x" in needs, "weight" in needs]
+
+
+def test_forward_launcher_that_fails_raises_the_runtime_text(host):
+    with pytest.raises(BackendError) as raised:
+        host.forward(torch.ones(2, 3), WEIGHT, shift=0.0, mode="negated")
+    assert str(raised.value) == (
+        'demo: backend "cuda" must run demo_forward, got CUDA error 1: invalid argument'
+    )
+
+
+@pytest.mark.parametrize(("dtype", "code"), [(torch.bfloat16, 1), (torch.float16, 2)])
+def test_forward_dtypes_reach_the_launcher_as_codes(host, dtype, code):
+    with pytest.raises(BackendError, match=f"got CUDA error {1000 + code}"):
+        host.forward(torch.ones(2, 3, dtype=dtype), WEIGHT, shift=0.0, mode="plain")
+
+
+def test_calls_in_a_trace_name_kernel_and_binary(host):
+    x = torch.ones(2, 3)
+    host.forward(x, WEIGHT, shift=0.0, mode="plain")
+    with rlk.trace() as launches:
+        host.forward(x, WEIGHT, shift=0.0, mode="plain")
+        host.backward(x, x, WEIGHT, x[:, 0], needs=frozenset({"x"}), shift=0.0, mode="plain")
+    digest = build.read_manifest(host.binary("sm_90").parent)["digest"]
+    assert launches == [
+        launch.Launch("", "", "cuda", "demo_forward", digest),
+        launch.Launch("", "", "cuda", "demo_backward", digest),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("saved", "actual"),
+    [
+        (torch.ones(1), r"\[1\] torch.float32"),
+        (torch.ones(2, dtype=torch.float16), r"\[2\] torch.float16"),
+    ],
+)
+def test_backward_saved_state_that_does_not_fit_is_refused(host, saved, actual):
+    x = torch.ones(2, 3)
+    with pytest.raises(ArgumentError, match=rf"first must be \[2\] torch.float32, got {actual}"):
+        host.backward(x, x, WEIGHT, saved, needs=frozenset(), shift=0.0, mode="plain")
+
+
+def test_forward_negated_view_is_refused(host):
+    negated = torch.complex(torch.ones(2, 3), torch.ones(2, 3)).conj().imag
+    with pytest.raises(ArgumentError, match="demo: x must be a plain tensor .* a negated view"):
+        host.forward(negated, WEIGHT, shift=0.0, mode="plain")
+
+
+def test_forward_cpu_tensors_in_a_real_module_are_refused(demo, source):
+    module = cuda_launch.KernelModule(demo, source)
+    with pytest.raises(ArgumentError, match="demo: x must be on an NVIDIA GPU"):
+        module.forward(torch.ones(2, 3), WEIGHT, shift=0.0, mode="plain")
+
+
+def test_module_asked_twice_is_one_object(demo, source):
+    module = cuda_launch.module(demo, source)
+    assert cuda_launch.module(demo, source) is module
+    assert cuda_launch.module(replace(demo), source) is not module
+
+
+def test_module_without_nvcc_and_binary_is_refused_at_load(
+    demo, source, cache, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    with pytest.raises(BackendError, match='demo: backend "cuda" needs nvcc 12.8 or newer'):
+        cuda_launch.module(demo, source)
+
+
+def test_backend_row_without_cuda_torch_says_so(monkeypatch):
+    row = backends.cuda(lambda: None)
+    monkeypatch.setattr(torch.version, "cuda", None)
+    assert row.missing("nvidia") == "it needs a torch built for CUDA, got one without"
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(build, "missing", lambda: "it needs nvcc")
+    assert row.missing("nvidia") == "it needs nvcc"
+    assert (row.platforms, row.on_request) == (("nvidia",), ())
+
+
+def test_forked_process_forgets_what_was_loaded(host):
+    loaded = dict(host._loaded)
+    cuda_launch._after_fork()
+    assert host._loaded == {}
+    host._loaded.update(loaded)

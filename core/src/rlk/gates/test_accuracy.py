@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The judge of values: the oracle passes, impostors and small shifts do not."""
+
+import pytest
+import torch
+
+from rlk import contract
+from rlk.gates import accuracy
+from rlk.gates.accuracy import impostors, judge_tensor, reference
+from rlk.gates.inputs import fixture
+from rlk.operator import FLOATS, Scalar
+
+NAMES = ("y", "dx", "dweight")
+
+
+def expected(scale, name):
+    made = fixture(scale.operator(), "float32", rows=accuracy.ROWS, sizes={"N": 128}, seed=3)
+    return reference(scale.operator(), made)[name]
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("name", NAMES)
+def test_judge_tensor_rounded_oracle_passes(scale, name, dtype):
+    wanted = expected(scale, name)
+    judged = judge_tensor(scale.operator(), name, wanted.to(getattr(torch, dtype)), wanted)
+    assert judged.faults == ()
+    assert (judged.correctly_rounded, judged.within) == (1.0, wanted.numel())
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("impostor", ["zeros", "shuffled", "sign-flipped"])
+def test_judge_tensor_impostor_is_rejected(scale, impostor, name, dtype):
+    wanted = expected(scale, name)
+    wrong = impostors(wanted)[impostor].to(getattr(torch, dtype))
+    assert judge_tensor(scale.operator(), name, wrong, wanted).faults
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_judge_tensor_small_gradient_zeros_pass_the_ceiling_alone(scale, dtype):
+    # What the public bounds let through: all zeros in place of gradients below atol.
+    wanted = (
+        expected(scale, "dx")
+        * contract.load().accuracy("gradient_accuracy", "elementwise", dtype).atol
+        / 100
+    )
+    judged = judge_tensor(
+        scale.operator(), "dx", torch.zeros_like(wanted, dtype=getattr(torch, dtype)), wanted
+    )
+    assert judged.within == judged.total
+    assert any("ulp at RMS" in fault for fault in judged.faults)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_judge_tensor_one_non_finite_element_is_rejected(scale, value):
+    wanted = expected(scale, "y")
+    actual = wanted.float()
+    actual[5, 7] = value
+    judged = judge_tensor(scale.operator(), "y", actual, wanted)
+    assert judged.within == judged.total - 1
+    assert len(judged.faults) == 2
+
+
+def test_judge_tensor_many_wrong_roundings_are_rejected(scale):
+    wanted = expected(scale, "y")
+    actual = wanted.to(torch.bfloat16)
+    # Towards zero in place of to nearest, in the first 40 rows.
+    bits = wanted[:40].float().view(torch.int32) & ~0xFFFF
+    actual[:40] = bits.view(torch.float32).to(torch.bfloat16)
+    (fault,) = judge_tensor(scale.operator(), "y", actual, wanted).faults
+    assert "correctly rounded" in fault
+
+
+def test_judge_tensor_parameter_gradient_is_free_of_the_fraction(scale):
+    wanted = expected(scale, "dweight")
+    actual = wanted.to(torch.float16)
+    # The closest call among 128 columns, decided the other way.
+    error = (wanted.to(torch.float16).double() - wanted).abs()
+    closest = error.div(wanted.abs()).argmax()
+    actual.view(torch.int16)[closest] += 1 if actual[closest].abs() < wanted[closest].abs() else -1
+    judged = judge_tensor(scale.operator(), "dweight", actual, wanted)
+    assert judged.correctly_rounded < 0.999
+    assert judged.faults == ()
+
+
+def test_reference_alias_reaches_the_oracle_as_the_caller_wrote_it(scale):
+    seen = []
+
+    def oracle(x, weight, *, kind):
+        seen.append(kind)
+        return (x * weight,)
+
+    kind = Scalar("kind", "a", choices=("a", "b"), aliases={"c": "b"})
+    operator = scale.operator(scalars=(kind,), oracle=oracle)
+    made = fixture(operator, "float32", rows=3, sizes={"N": 8}, seed=0, scalars={"kind": "c"})
+    reference(operator, made)
+    assert seen == ["c"]
+
+
+def test_record_judge_that_accepts_zeros_is_red(scale, monkeypatch):
+    # A tensor whose right answer is zero everywhere gives nothing to tell an impostor by.
+    operator = scale.operator(
+        forward=lambda x, weight: (scale.forward(x, weight)[0] * 0.0,),
+        oracle=lambda x, weight: (x * weight * 0.0,),
+    )
+    (record,) = scale.records("forward_accuracy", operator)
+    assert record.status == "failed"
+    assert "the judge accepts zeros in place of y" in record.reason

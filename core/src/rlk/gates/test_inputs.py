@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fixtures are deterministic, and hold values that say something in their dtype."""
+
+import pytest
+import torch
+
+from rlk.gates.inputs import VALUES, fixture, scalar_variants
+from rlk.gates.invariance import _spread_rows
+from rlk.operator import FLOATS, Scalar
+
+SIZES = {"N": 64}
+
+
+def batch(scale, dtype, values=None, seed=1):
+    return fixture(scale.operator(), dtype, rows=33, sizes=SIZES, seed=seed, values=values)
+
+
+def test_fixture_same_seed_is_the_same_and_another_seed_is_not(scale):
+    first, again, other = (batch(scale, "float32", seed=s).inputs["x"] for s in (1, 1, 2))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_fixture_before_quantisation_is_not_representable_in_bfloat16(scale):
+    for name, tensor in batch(scale, "float32").inputs.items():
+        inexact = (tensor.to(torch.bfloat16).float() != tensor).double().mean()
+        assert inexact.item() > 0.9, name
+
+
+def test_fixture_tensors_of_one_seed_are_unlike_each_other(scale):
+    made = batch(scale, "float32")
+    assert not torch.equal(made.inputs["x"] * 4, made.upstream["y"])
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("kind", [*VALUES, "spread_rows"])
+def test_values_of_every_kind_are_finite_and_not_all_zero(scale, kind, dtype):
+    made = batch(scale, dtype, {**VALUES, "spread_rows": _spread_rows}[kind])
+    for tensor in (made.inputs["x"], made.upstream["y"]):
+        share = tensor.isfinite().double().mean().item()
+        assert share == 1 or (kind == "non_finite" and 0.99 < share < 1)
+        assert (tensor != 0).double().mean().item() > 0.7
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_values_subnormal_are_below_the_smallest_normal_number(scale, dtype):
+    x = batch(scale, dtype, VALUES["subnormal"]).inputs["x"]
+    assert (x.abs() < torch.finfo(x.dtype).tiny).double().mean().item() > 0.9
+    assert (x < 0).any()
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_values_decades_leave_squares_finite_in_float32(scale, dtype):
+    x = batch(scale, dtype, VALUES["decades"]).inputs["x"].float()
+    assert x.square().sum(1).isfinite().all()
+    assert x.abs().max() / x.abs().min() > 1e6
+
+
+def test_scalar_variants_change_one_scalar_at_a_time(scale):
+    scalars = (
+        Scalar("eps", 1e-6, also=(0.5,)),
+        Scalar("kind", "a", choices=("a", "b"), aliases={"c": "b"}),
+    )
+    assert scalar_variants(scale.operator(scalars=scalars)) == {
+        "default": {"eps": 1e-6, "kind": "a"},
+        "eps=0.5": {"eps": 0.5, "kind": "a"},
+        "kind=b": {"eps": 1e-6, "kind": "b"},
+        "kind=c": {"eps": 1e-6, "kind": "c"},
+    }

@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which kernel serves a call. Everything here may change speed; nothing here can change bits.
+#pragma once
+#include "rlk_qwen3next/rms_norm/kernel_backward.cuh"
+
+namespace rlk {
+
+// Blocks that fill the device once: `work` at most, as more would find nothing to do.
+template <typename Kernel>
+int resident_blocks(Kernel kernel, int threads, int shared_bytes, int device, long long work) {
+    int processors = 1, blocks = 1;
+    cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
+    cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, threads, shared_bytes);
+    const long long resident = (long long)processors * (blocks > 0 ? blocks : 1);
+    return (int)(work < resident ? work : resident);
+}
+
+inline long long ceil_divide(long long a, long long b) { return (a + b - 1) / b; }
+
+inline int wide_threads(int columns) { return 32 * (int)ceil_divide(columns, CHUNK); }
+
+template <typename T, bool GATED, bool VECTOR, int LANES>
+cudaError_t forward_narrow_launch(const NormArguments<T>& a, int device, cudaStream_t stream) {
+    auto kernel = forward_narrow<T, GATED, VECTOR, LANES>;
+    const long long work = ceil_divide(a.rows, NARROW_THREADS / LANES * FORWARD_ROWS);
+    kernel<<<resident_blocks(kernel, NARROW_THREADS, 0, device, work), NARROW_THREADS, 0,
+             stream>>>(a);
+    return cudaGetLastError();
+}
+
+template <typename T, bool GATED, bool VECTOR, int THREADS>
+cudaError_t forward_wide_launch(const NormArguments<T>& a, int device, cudaStream_t stream) {
+    auto kernel = forward_wide<T, GATED, VECTOR, THREADS>;
+    const int threads = wide_threads(a.columns);
+    kernel<<<resident_blocks(kernel, threads, 0, device, a.rows), threads, 0, stream>>>(a);
+    return cudaGetLastError();
+}
+
+// Rows of any length: shared memory holds one FP32 sum for each chunk of 256.
+template <typename Kernel, typename T>
+cudaError_t long_launch(Kernel kernel, const NormArguments<T>& a, int device,
+                        cudaStream_t stream) {
+    const int threads = WIDE_WARPS * 32;
+    const int bytes = (int)(ceil_divide(a.columns, CHUNK) * sizeof(float));
+    const cudaError_t error =
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    if (error != cudaSuccess) return error;
+    kernel<<<resident_blocks(kernel, threads, bytes, device, a.rows), threads, bytes, stream>>>(a);
+    return cudaGetLastError();
+}
+
+template <typename T, bool GATED>
+cudaError_t norm_forward(const NormArguments<T>& a, int device, cudaStream_t stream) {
+    const bool vector =
+        vector_rows(a.x.data, a.x.row_stride, a.x.column_stride, a.columns, sizeof(T)) &&
+        (!GATED ||
+         vector_rows(a.gate.data, a.gate.row_stride, a.gate.column_stride, a.columns, sizeof(T)));
+    if (a.columns <= CHUNK) {
+        if (!vector) return forward_narrow_launch<T, GATED, false, 32>(a, device, stream);
+        if (a.columns <= CHUNK / 2) {
+            return forward_narrow_launch<T, GATED, true, 16>(a, device, stream);
+        }
+        return forward_narrow_launch<T, GATED, true, 32>(a, device, stream);
+    }
+    if (a.columns <= 8 * CHUNK) {
+        return vector ? forward_wide_launch<T, GATED, true, 256>(a, device, stream)
+                      : forward_wide_launch<T, GATED, false, 256>(a, device, stream);
+    }
+    if (a.columns <= WIDE_WARPS * CHUNK) {
+        return vector ? forward_wide_launch<T, GATED, true, 1024>(a, device, stream)
+                      : forward_wide_launch<T, GATED, false, 1024>(a, device, stream);
+    }
+    return long_launch(forward_long<T, GATED>, a, device, stream);
+}
+
+// Where a call of backward runs: filled first, so that the workspace can be sized for it.
+struct BackwardPlan {
+    int blocks, threads, shared_bytes;
+};
+
+template <typename Source, typename Kernel>
+BackwardPlan plan_backward(Kernel kernel, int threads, int device, long long work) {
+    const int bytes = ColumnSums<ELEMENTS>::deeper_doubles(threads) * (int)sizeof(double) +
+                      Source::bytes(threads);
+    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    return {resident_blocks(kernel, threads, bytes, device, work), threads, bytes};
+}
+
+template <typename T, bool GATED, bool VECTOR, int LANES>
+cudaError_t backward_narrow_launch(const NormArguments<T>& a, int device, cudaStream_t stream,
+                                   long long* workspace) {
+    auto kernel = backward_narrow<T, GATED, VECTOR, LANES>;
+    const int chunks = (int)ceil_divide(a.columns, CHUNK);
+    const BackwardPlan plan = plan_backward<RowSource<T, GATED, VECTOR, NARROW_THREADS>>(
+        kernel, NARROW_THREADS, device,
+                                            ceil_divide(a.rows, NARROW_THREADS / LANES));
+    // Chunks of a longer row share the device.
+    const int blocks = (int)ceil_divide(plan.blocks, chunks);
+    if (workspace != nullptr) {
+        *workspace = blocks * a.columns * (long long)sizeof(double);
+        return cudaSuccess;
+    }
+    kernel<<<dim3(blocks, chunks), plan.threads, plan.shared_bytes, stream>>>(a);
+    if (a.state == nullptr) return cudaGetLastError();
+    return launch_combine(a.partial, blocks, {a.state, a.columns}, stream);
+}
+
+template <typename T, bool GATED, bool VECTOR, int THREADS, int BLOCKS>
+cudaError_t backward_wide_launch(const NormArguments<T>& a, int device, cudaStream_t stream,
+                                 long long* workspace) {
+    auto kernel = backward_wide<T, GATED, VECTOR, THREADS, BLOCKS>;
+    const BackwardPlan plan = plan_backward<RowSource<T, GATED, VECTOR, THREADS>>(
+        kernel, wide_threads(a.columns), device, a.rows);
+    if (workspace != nullptr) {
+        *workspace = plan.blocks * a.columns * (long long)sizeof(double);
+        return cudaSuccess;
+    }
+    kernel<<<plan.blocks, plan.threads, plan.shared_bytes, stream>>>(a);
+    if (a.state == nullptr) return cudaGetLastError();
+    return launch_combine(a.partial, plan.blocks, {a.state, a.columns}, stream);
+}
+
+template <typename T, bool GATED>
+cudaError_t backward_long_launch(NormArguments<T> a, int device, cudaStream_t stream,
+                                 long long* workspace) {
+    if (workspace == nullptr && (a.dx != nullptr || a.dgate != nullptr)) {
+        const cudaError_t error = long_launch(backward_long<T, GATED>, a, device, stream);
+        if (error != cudaSuccess) return error;
+    }
+    if (workspace == nullptr && a.state == nullptr) return cudaSuccess;
+    a.dx = a.dgate = nullptr;
+    return backward_narrow_launch<T, GATED, false, 32>(a, device, stream, workspace);
+}
+
+// Run backward, or only say how many bytes of workspace it takes.
+template <typename T, bool GATED>
+cudaError_t norm_backward(const NormArguments<T>& a, int device, cudaStream_t stream,
+                          long long* workspace) {
+    if (workspace == nullptr && a.state != nullptr) {
+        const size_t bytes = STATE_ROWS * a.columns * sizeof(long long);
+        const cudaError_t error = cudaMemsetAsync(a.state, 0, bytes, stream);
+        if (error != cudaSuccess) return error;
+    }
+    const auto aligned = [&](const Rows<T>& r) {
+        return vector_rows(r.data, r.row_stride, r.column_stride, a.columns, sizeof(T));
+    };
+    const bool vector = aligned(a.x) && aligned(a.dy) && (!GATED || aligned(a.gate));
+    if (a.columns <= CHUNK) {
+        if (!vector) {
+            return backward_narrow_launch<T, GATED, false, 32>(a, device, stream, workspace);
+        }
+        if (a.columns <= CHUNK / 2) {
+            return backward_narrow_launch<T, GATED, true, 16>(a, device, stream, workspace);
+        }
+        return backward_narrow_launch<T, GATED, true, 32>(a, device, stream, workspace);
+    }
+    if (a.columns <= 8 * CHUNK) {
+        return vector ? backward_wide_launch<T, GATED, true, 256, 2>(a, device, stream, workspace)
+                      : backward_wide_launch<T, GATED, false, 256, 2>(a, device, stream, workspace);
+    }
+    if (a.columns <= WIDE_WARPS * CHUNK) {
+        return vector
+                   ? backward_wide_launch<T, GATED, true, 1024, 1>(a, device, stream, workspace)
+                   : backward_wide_launch<T, GATED, false, 1024, 1>(a, device, stream, workspace);
+    }
+    return backward_long_launch<T, GATED>(a, device, stream, workspace);
+}
+
+}  // namespace rlk

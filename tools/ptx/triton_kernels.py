@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PTX of Triton kernels on a machine without a GPU.
+
+Every backend launches through one function. Here it takes down the kernel and the types of its
+arguments instead, while the backends run on small CPU tensors; then each launch is compiled.
+"""
+
+import importlib.util
+import inspect
+import itertools
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rlk import launch
+from rlk.operator import Operator
+
+# Kernels are named in a signature by these words.
+_POINTERS = {
+    torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16",
+    torch.float64: "*fp64", torch.int64: "*i64", torch.int32: "*i32", torch.int16: "*i16",
+}  # fmt: skip
+# 3: rows of a call; kernels do not depend on it.
+_ROWS = 3
+# 37: a size that nothing divides, beside those of the workloads.
+_ODD_SIZE = 37
+# 16 bytes: the alignment that torch gives and Triton specialises on.
+_ALIGNMENT = 16
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A kernel, the type of each argument, its compile-time values and its launch options."""
+
+    kernel: Any
+    signature: tuple[tuple[str, str], ...]
+    constants: tuple[tuple[str, Any], ...]
+    options: tuple[tuple[str, Any], ...]
+
+    @property
+    def source(self) -> Path:
+        """The file of the kernel."""
+        return Path(inspect.getsourcefile(self.kernel.fn) or "")
+
+    def __str__(self) -> str:
+        types = ", ".join(kind for _, kind in self.signature if kind != "constexpr")
+        return f"{self.kernel.__name__}({types})"
+
+
+class Recorder:
+    """Stands in for `rlk.launch.launch_triton` in every kernel module imported after it."""
+
+    def __init__(self) -> None:
+        if os.environ.pop("TRITON_INTERPRET", None) and "triton" in sys.modules:
+            raise RuntimeError("check_ptx: triton must not be in its interpreter; unset it")
+        loaded = [name for name in sys.modules if name.endswith("kernel_triton")]
+        if loaded:
+            raise RuntimeError(f"check_ptx: kernels must be imported later, got {loaded[0]}")
+        self.launches: dict[Launch, None] = {}
+        launch.launch_triton = self.take_down
+
+    def take_down(self, kernel: Any, grid: tuple[int, ...], *args: Any, **meta: Any) -> None:
+        """Note a launch."""
+        names = list(kernel.arg_names)
+        values = dict(zip(names, args, strict=False))
+        values |= {name: value for name, value in meta.items() if name in names}
+        constexprs = {p.name for p in kernel.params if p.is_constexpr}
+        # Triton makes a constant of an integer argument that is 1.
+        constant = {n for n, v in values.items() if n in constexprs or (type(v) is int and v == 1)}
+        signature = tuple((n, "constexpr" if n in constant else _type(values[n])) for n in names)
+        constants = tuple((n, values[n]) for n in names if n in constant)
+        options = tuple(sorted((n, v) for n, v in meta.items() if n not in names))
+        self.launches[Launch(kernel, signature, constants, options)] = None
+
+
+def run_operator(operator: Operator) -> None:
+    """Call the Triton backend in every dtype and choice, so that it launches."""
+    row = operator.backend("triton")
+    if row is None:
+        return
+    module = row.load()
+    for inputs, scalars in itertools.product(_inputs(operator), _scalars(operator)):
+        results = module.forward(*inputs, **scalars)
+        outputs, saved = results[: len(operator.outputs)], results[len(operator.outputs) :]
+        # All gradients at once: kernels of fewer hold a part of the same instructions.
+        needs = frozenset(t.name for t in operator.differentiable)
+        module.backward(*outputs, *inputs, *saved, needs=needs, **scalars)
+
+
+def run_exact_sum() -> None:
+    """Call the kernels of the exact sum, which is public by itself."""
+    from rlk.reduce.exact_sum import kernel_triton
+    from rlk.reduce.exact_sum.golden import FORMATS, new
+
+    state = new(_ODD_SIZE, torch.device("cpu"))
+    for dtype in FORMATS:
+        kernel_triton.add_rows(state, torch.zeros(_ROWS, _ODD_SIZE, dtype=dtype))
+        kernel_triton.round(state, dtype)
+    kernel_triton.merge(state, state)
+
+
+def available() -> bool:
+    """Whether Triton is installed."""
+    return importlib.util.find_spec("triton") is not None
+
+
+def compile_launch(taken: Launch, arch: str) -> str:
+    """The PTX of a launch, compiled as `launch_triton` would."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    names = [name for name, _ in taken.signature]
+    aligned = {
+        (names.index(name),): [["tt.divisibility", _ALIGNMENT]]
+        for name, kind in taken.signature
+        if kind.startswith("*")
+    }
+    constants = {(names.index(name),): value for name, value in taken.constants}
+    source = ASTSource(taken.kernel, dict(taken.signature), constants, aligned)
+    target = GPUTarget("cuda", int(arch.removeprefix("sm_")), 32)
+    options = {"enable_fp_fusion": False, **dict(taken.options)}
+    return triton.compile(source, target=target, options=options).asm["ptx"]
+
+
+def _type(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return _POINTERS[value.dtype]
+    if isinstance(value, bool):
+        return "i1"
+    if isinstance(value, int):
+        return "i32" if -(2**31) <= value < 2**31 else "i64"
+    return "fp32"
+
+
+def _inputs(operator: Operator) -> Iterator[list[torch.Tensor]]:
+    rules = [tensor.dtype for tensor in operator.inputs]
+    sizes = [dict(w.sizes) for w in operator.workloads]
+    sizes.append(dict.fromkeys(itertools.chain(*(s for s in sizes)), _ODD_SIZE))
+    for choice, size in itertools.product(itertools.product(*rules), sizes):
+        chosen: dict[str, torch.dtype] = {}
+        for tensor, rule in zip(operator.inputs, choice, strict=True):
+            like = chosen.get(rule.removeprefix("="))
+            chosen[tensor.name] = getattr(torch, rule) if like is None else like
+        yield [
+            torch.ones(_shape(tensor.shape, size), dtype=chosen[tensor.name])
+            for tensor in operator.inputs
+        ]
+
+
+def _shape(symbols: tuple[str, ...], sizes: Mapping[str, int]) -> list[int]:
+    return [_ROWS if s in ("...", "T") else sizes[s] for s in symbols]
+
+
+def _scalars(operator: Operator) -> list[dict[str, Any]]:
+    values = [s.choices or (s.default,) for s in operator.scalars]
+    names = [s.name for s in operator.scalars]
+    return [dict(zip(names, chosen, strict=True)) for chosen in itertools.product(*values)]
