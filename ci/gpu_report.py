@@ -41,7 +41,9 @@ def judge_tests(out: Path) -> tuple[bool, str]:
     suites = ElementTree.parse(out / "tests.xml").getroot()
     cases = list(suites.iter("testcase"))
     skips = [s.get("message", "") for case in cases for s in case.iter("skipped")]
-    bad = sum(1 for case in cases if case.find("failure") is not None or case.find("error") is not None)
+    bad = sum(
+        1 for case in cases if case.find("failure") is not None or case.find("error") is not None
+    )
     others = [reason for reason in skips if PERMITTED_SKIP not in reason]
     text = f"{len(cases)} tests, {bad} failed, {len(skips)} skipped"
     if others:

@@ -71,6 +71,11 @@ def find(name: str) -> Operator:
     if name not in known:
         near = difflib.get_close_matches(name, known, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
-        names = ", ".join(sorted(known)) or "none installed"
+        if not known:
+            raise UnknownOperatorError(
+                f"operator must be an installed one, got {name!r} with no operator package "
+                "installed"
+            )
+        names = ", ".join(sorted(known))
         raise UnknownOperatorError(f"operator must be one of {names}, got {name!r}{hint}")
     return known[name]

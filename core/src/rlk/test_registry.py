@@ -143,7 +143,9 @@ def test_find_unknown_operator_lists_all_and_suggests_the_nearest(add):
 def test_find_without_packages_says_none_installed(add):
     with pytest.raises(UnknownOperatorError) as caught:
         registry.find("fold")
-    assert str(caught.value) == "operator must be one of none installed, got 'fold'"
+    assert str(caught.value) == (
+        "operator must be an installed one, got 'fold' with no operator package installed"
+    )
 
 
 def test_discover_second_time_looks_nothing_up(add, monkeypatch):

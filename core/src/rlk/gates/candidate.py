@@ -113,7 +113,7 @@ class Candidate:
         Autograd would cast a wrong dtype, and asks for all of them together.
         """
         names = [t.name for t in self.operator.differentiable if t.gradient == "row"]
-        gradients = {}
+        gradients: dict[str, torch.Tensor] = {}
         for name in names:
             leaves, given = self._placed(fixture.inputs, fixture.upstream)
             results = self.call(leaves, fixture.scalars)

@@ -26,7 +26,6 @@ from rlk.gates import golden_hashes
 from rlk.gates.candidate import placed
 from rlk.gates.inputs import VALUES, Fixture, default_scalars, fixture
 from rlk.operator import Operator
-from rlk.reduce import exact_sum
 
 FILE_NAME = "golden_matrix.json"
 # Around the lanes, halves and chunks of a row sum, and the row lengths of models.
@@ -84,7 +83,9 @@ def batches(cell: Cell) -> Iterator[Fixture]:
 
 def variants(operator: Operator) -> dict[str, dict[str, Any]]:
     """Every combination of the scalars' judged values, by a name."""
-    values = {s.name: s.choices or (s.default, *s.also) for s in operator.free_scalars}
+    values: dict[str, tuple[float | str, ...]] = {
+        s.name: s.choices or (s.default, *s.also) for s in operator.free_scalars
+    }
     varied = [name for name, several in values.items() if len(several) > 1]
     found = {}
     for chosen in product(*(values[name] for name in varied)):
@@ -122,7 +123,7 @@ def on_backend(operator: Operator, backend: str, device: torch.device | str = "c
 def digests(cell: Cell, run: Run) -> dict[str, str]:
     """The digests of a cell by dtype/length/scalars/tensor."""
     made = list(batches(cell))
-    found = {}
+    found: dict[str, str] = {}
     for label, scalars in variants(cell.operator).items():
         sums: dict[str, Any] = {}
         for batch in made:

@@ -97,7 +97,7 @@ class Verdict:
             operator=self.case.operator.name,
             bits_version=self.case.operator.bits_version,
             backend=self.case.backend,
-            judgment=self.case.judgment,
+            judgment=self.case.judgment,  # type: ignore[arg-type]
             status="failed" if faults else "passed",
             reason="; ".join(faults) or None,
             tensor=tensor,

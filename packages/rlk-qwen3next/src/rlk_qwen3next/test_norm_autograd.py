@@ -189,6 +189,7 @@ def test_gradient_penalty_raises_instead_of_counting_as_constant(norm, backend):
     assert str(caught.value) == ONCE.format(norm.name)
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
 def test_forward_mode_is_refused_instead_of_dropped(norm, backend):
     batch = norm.batch()
     tensors = list(batch.inputs.values())

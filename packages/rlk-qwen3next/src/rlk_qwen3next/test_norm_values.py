@@ -45,6 +45,16 @@ def test_golden_longest_rows_match_the_oracle(norm, dtype, n):
     assert_accurate(norm, batch, norm.run(batch.inputs, batch.upstream["y"], "golden"))
 
 
+def test_dx_rows_of_one_element_is_below_the_ceiling_of_the_contract(norm, backend, dtype):
+    # Two nearly equal numbers cancel: only an absolute bound means anything.
+    batch = norm.batch(dtype, rows=64, n=1, seed=11)
+    dx = norm.run(batch.inputs, batch.upstream["y"], backend)["dx"]
+    accuracy = judge_tensor(
+        norm.operator, "gradient_accuracy", dx, reference(norm.operator, batch)["dx"]
+    )
+    assert accuracy.within == accuracy.total == 64
+
+
 @pytest.mark.parametrize("activation", ["silu", "sigmoid"])
 def test_oracle_finite_differences_confirm_its_gradients(norm, activation):
     batch = norm.batch(rows=3, n=5)

@@ -44,7 +44,7 @@ struct ExactState {
         }
     }
 
-    __device__ __forceinline__ void count_special(long long column, float value) const {
+    __device__ __noinline__ void count_special(long long column, float value) const {
         const bool nan = value != value;
         add(nan ? LIMBS : (value > 0.0f ? LIMBS + 1 : LIMBS + 2), column, 1);
     }
@@ -123,34 +123,45 @@ template <int COLUMNS> struct ColumnSums {
             add_inexact(terms, sum, state, column);
         }
     }
-    // What the first level lost goes deeper, all columns side by side.
+    // What the first level lost goes deeper. No branch and no store stands between the columns,
+    // so that their chains of additions overlap.
     __device__ __forceinline__ void add_inexact(const float (&terms)[COLUMNS],
-                                                double (&error)[COLUMNS], ExactState state,
+                                                double (&sum)[COLUMNS], ExactState state,
                                                 long long column) {
-        bool lost = false;
+        double error[COLUMNS];
+        bool finite = true;
 #pragma unroll
         for (int i = 0; i < COLUMNS; ++i) {
-            if (isfinite(terms[i])) {
-                level[i] = two_sum(level[i], (double)terms[i], error[i]);
-            } else {
-                state.count_special(column + i, terms[i]);
-                error[i] = 0.0;
-            }
+            error[i] = isfinite(terms[i]) ? (double)terms[i] : 0.0;
+            finite &= isfinite(terms[i]);
         }
+        if (!finite) count_specials(terms, state, column);
+#pragma unroll
+        for (int i = 0; i < COLUMNS; ++i) level[i] = two_sum(level[i], error[i], error[i]);
 #pragma unroll
         for (int d = 0; d < DEEPER_LEVELS; ++d) {
-            lost = false;
+#pragma unroll
+            for (int i = 0; i < COLUMNS; ++i) sum[i] = of(i)[d * threads];
+            bool lost = false;
 #pragma unroll
             for (int i = 0; i < COLUMNS; ++i) {
-                double* deep = of(i) + d * threads;
-                *deep = two_sum(*deep, error[i], error[i]);
+                sum[i] = two_sum(sum[i], error[i], error[i]);
                 lost |= error[i] != 0.0;
             }
+#pragma unroll
+            for (int i = 0; i < COLUMNS; ++i) of(i)[d * threads] = sum[i];
             if (!lost) return;
         }
 #pragma unroll
         for (int i = 0; i < COLUMNS; ++i) {
             if (error[i] != 0.0) state.add_exact(column + i, error[i]);
+        }
+    }
+    __device__ __forceinline__ static void count_specials(const float (&terms)[COLUMNS],
+                                                          ExactState state, long long column) {
+#pragma unroll
+        for (int i = 0; i < COLUMNS; ++i) {
+            if (!isfinite(terms[i])) state.count_special(column + i, terms[i]);
         }
     }
     // Deeper levels are rarely used: what is there goes straight to the state.

@@ -127,7 +127,7 @@ FAULTS = [
         planted(backward=backward_returning_dy),
         {"layout": "dy dx"},
     ),
-    # Gradients come from another row's y only through autograd, which never reads y.
+    # Gradients do not read y.
     Fault(
         "rows_one_place_down",
         planted(forward=changed(golden.forward, lambda y, rstd: (y.roll(1, 0), rstd))),
@@ -191,7 +191,7 @@ FAULTS = [
         {"layout": "dx"},
         dtype="bfloat16",
     ),
-    # As with a frozen weight: a path of its own, which full gradients never take.
+    # As with frozen parameters: a path of its own, which all gradients together never take.
     Fault(
         "dx_wrong_when_alone",
         planted(backward=changed(golden.backward, dx_doubled_alone)),

@@ -14,12 +14,11 @@ def test_y_rows_of_ones_is_the_weight(backend):
     assert_same_bits(y, weight.expand(3, 257).contiguous(), "y")
 
 
-def test_y_offset_is_added_to_the_weight_in_fp32(backend):
-    # 1 + 2^-20 needs 21 bits: a sum in BF16 would be 1.
-    weight = torch.full((4,), 2.0**-20, dtype=torch.bfloat16)
-    x = torch.full((1, 4), 2.0**20 - 1)
-    y = rms_norm(x, weight.float(), 0.0, 1.0, backend=backend)
-    assert_same_bits(y, torch.full((1, 4), 1 + 2.0**-20), "y")
+def test_y_offset_is_added_to_a_narrow_weight_in_fp32(backend):
+    # BF16 cannot hold the offset, and would give a weight of 0.
+    x, weight = torch.ones(2, 4, dtype=torch.bfloat16), torch.ones(4, dtype=torch.bfloat16)
+    y = rms_norm(x, weight, 0.0, -(1 - 2.0**-20), backend=backend)
+    assert_same_bits(y, torch.full_like(x, 2.0**-20), "y")
 
 
 @pytest.mark.parametrize("offset", [0.0, -0.0, 1e-60])

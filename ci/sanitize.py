@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run every kernel on small awkward tensors, under a tool of compute-sanitizer.
+
+python ci/sanitize.py TOOL      starts itself below compute-sanitizer --tool TOOL
+python ci/sanitize.py --cases   only runs the cases
+
+Prints the number of cases; every result is compared with golden, so that a clean run is also a
+right one.
+"""
+
+import argparse
+import itertools
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from rlk import interpreter
+from rlk.compare import assert_same_bits
+from rlk.operator import FLOATS, Operator
+
+TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
+# Exit status of the tool when it found something.
+FOUND = 9
+ROWS = 5
+# Row lengths by what serves them: part of a chunk, one and a bit, a block of 256 threads and of
+# 1024, longer rows; with 16-byte words where 8 divides the length, and without.
+LENGTHS = (13, 24, 200, 264, 300, 2056, 2061, 8200)
+# Triton has one kernel for all lengths.
+TRITON_LENGTHS = (13, 264)
+# What the acceptance of the GPU work asks for.
+FEWEST_CASES = 52
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call forward and backward, or one round of the exact sum's public steps."""
+
+    name: str
+    backend: str
+    dtype: str
+    length: int
+    layout: str
+    operator: Operator | None = None
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.backend} {self.dtype} N={self.length} {self.layout}"
+
+
+def cases(operators: list[Operator], backends: tuple[str, ...]) -> Iterator[Case]:
+    """Every kernel in every dtype; a layout of its own for each length, all for some."""
+    layouts = itertools.cycle(("contiguous", "shifted", "strided"))
+    for backend, operator in itertools.product(backends, operators):
+        lengths = LENGTHS if backend == "cuda" else TRITON_LENGTHS
+        for dtype, length in itertools.product(FLOATS, lengths):
+            # Contiguous always: only there do kernels use 16-byte words.
+            wanted = {"contiguous", next(layouts)} if backend == "cuda" else {next(layouts)}
+            for layout in sorted(wanted):
+                yield Case(operator.name, backend, dtype, length, layout, operator)
+    for backend, dtype, length in itertools.product(backends, FLOATS, (1, 300)):
+        yield Case("exact_sum", backend, dtype, length, next(layouts))
+
+
+def arranged(tensor: torch.Tensor, layout: str, device: str) -> torch.Tensor:
+    """A copy on the device with these strides, made by one copy of memory and no kernel."""
+    if layout == "contiguous":
+        return tensor.contiguous().to(device)
+    step = 2 if layout == "strided" else 1
+    memory = torch.zeros(step * tensor.numel() + 1, dtype=tensor.dtype)
+    sizes, strides = tensor.shape, [step * s for s in tensor.contiguous().stride()]
+    memory.as_strided(sizes, strides, 1).copy_(tensor)
+    return memory.to(device).as_strided(sizes, strides, 1)
+
+
+def run_operator(case: Case, operator: Operator, device: str) -> None:
+    """Forward and backward with all gradients and with dweight alone."""
+    from rlk.execution import Execution
+    from rlk.gates.inputs import fixture
+
+    symbols = {s for t in operator.inputs for s in t.shape} - {"..."}
+    sizes = dict.fromkeys(symbols, case.length)
+    batch = fixture(operator, case.dtype, rows=ROWS, sizes=sizes, seed=case.length)
+    execution = Execution(operator)
+
+    def results(backend: str, device: str, layout: str) -> list[torch.Tensor]:
+        tensors = [arranged(t, layout, device) for t in batch.inputs.values()]
+        upstream = [arranged(t, layout, device) for t in batch.upstream.values()]
+        scalars: tuple[Any, ...] = tuple(batch.scalars.values())
+        found = list(execution.forward(*tensors, *scalars, backend))
+        saved = found[len(operator.outputs) :]
+        alone = [t.gradient == "parameter" for t in operator.differentiable]
+        for needs in ([True] * len(alone), alone):
+            found += execution.backward(*upstream, *tensors, *saved, *scalars, *needs, backend)
+        return found
+
+    compare(case, results(case.backend, device, case.layout), results("golden", "cpu", case.layout))
+
+
+def run_exact_sum(case: Case, device: str) -> None:
+    """Add, merge and round."""
+    from rlk.reduce import exact_sum
+    from rlk.reduce.exact_sum.golden import FORMATS
+
+    generator = torch.Generator().manual_seed(case.length)
+    shape = (700, case.length)
+    scale = torch.randint(-30, 31, shape, generator=generator).float().exp2()
+    rows = (torch.randn(shape, generator=generator) * scale).to(getattr(torch, case.dtype))
+
+    def results(backend: str, device: str) -> list[torch.Tensor]:
+        there = arranged(rows, case.layout, device)
+        empty = torch.zeros(exact_sum.STATE_ROWS, case.length, dtype=torch.int64).to(device)
+        state = exact_sum.add_rows(empty, there, backend=backend)
+        rounded = [exact_sum.round(state, dtype, backend=backend) for dtype in FORMATS]
+        return [state, exact_sum.merge(state, empty, backend=backend), *rounded]
+
+    compare(case, results(case.backend, device), results("golden", "cpu"))
+
+
+def compare(case: Case, actual: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
+    """Raise unless all results agree in every bit."""
+    for place, (a, e) in enumerate(zip(actual, expected, strict=True)):
+        assert_same_bits(a.cpu(), e, f"{case}: result {place}")
+
+
+def run_cases(backends: tuple[str, ...], device: str) -> int:
+    """Run all cases; the exit status."""
+    from rlk.cli import select
+
+    # A variant shares the kernels of its base, and so its lengths would be run twice.
+    kernels = {id(o.oracle): o for o in select.every() if not any(s.fixed for s in o.scalars)}
+    planned = list(cases(list(kernels.values()), backends))
+    for case in planned:
+        if case.operator is None:
+            run_exact_sum(case, device)
+        else:
+            run_operator(case, case.operator, device)
+    if len(planned) < FEWEST_CASES:
+        print(f"sanitize: at least {FEWEST_CASES} cases must run, got {len(planned)}")
+        return 1
+    print(f"{len(planned)} cases on {', '.join(backends)}", flush=True)
+    return 0
+
+
+def below(tool: str) -> int:
+    """Run the cases below a tool of compute-sanitizer; the exit status."""
+    program = shutil.which("compute-sanitizer")
+    if program is None:
+        print("sanitize: compute-sanitizer must be installed, got none", file=sys.stderr)
+        return 2
+    environment = dict(os.environ)
+    if tool in ("memcheck", "initcheck"):
+        # The cache would hide accesses beyond a tensor, and bytes that nobody wrote.
+        environment["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
+    command = [program, "--tool", tool, "--error-exitcode", str(FOUND), "--print-limit", "20"]
+    done = subprocess.run(
+        [*command, sys.executable, __file__, "--cases"], env=environment, check=False
+    )
+    return done.returncode
+
+
+def main() -> int:
+    """The exit status."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("tool", nargs="?", choices=TOOLS)
+    parser.add_argument("--cases", action="store_true", help="run here, below no tool")
+    parser.add_argument("--backend", action="append", help="cuda and triton if none")
+    parser.add_argument("--device", default="cuda")
+    options = parser.parse_args()
+    if not options.cases:
+        return below(options.tool or parser.error("a tool or --cases must be given"))
+    interpreter.enable_without_gpu()
+    return run_cases(tuple(options.backend or ("cuda", "triton")), options.device)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Norms on a GPU read inputs and gradients by their own strides and offsets."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from rlk_qwen3next.test_norm_gpu_batches import BACKENDS, assert_equal_bits, random_batch
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
+]
+
+ROWS = 37
+# A part of a chunk, whole chunks, a row for a block of 1024 threads, and one longer than that.
+LENGTHS = (96, 129, 256, 2048, 2056, 8200)
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+def shifted(t):
+    """Contiguous, one element past an aligned address."""
+    memory = torch.empty(t.numel() + 1, dtype=t.dtype, device=t.device)
+    return memory[1:].view(t.shape).copy_(t)
+
+
+def spread(t):
+    """Every other element along the last axis."""
+    memory = torch.empty(*t.shape[:-1], 2 * t.shape[-1], dtype=t.dtype, device=t.device)
+    return memory[..., ::2].copy_(t)
+
+
+def narrow(t):
+    """A part of a wider tensor, as from `cat` or a packed projection."""
+    memory = torch.empty(*t.shape[:-1], t.shape[-1] + 8, dtype=t.dtype, device=t.device)
+    return memory[..., : t.shape[-1]].copy_(t)
+
+
+def narrow_misaligned(t):
+    """The same, where rows begin at odd addresses."""
+    memory = torch.empty(*t.shape[:-1], t.shape[-1] + 3, dtype=t.dtype, device=t.device)
+    return memory[..., 3:].copy_(t)
+
+
+def transposed(t):
+    """The last axis outermost."""
+    return t.t().contiguous().t() if t.dim() > 1 else t
+
+
+LAYOUTS = (shifted, spread, narrow, narrow_misaligned, transposed)
+
+
+def arranged(batch, layout, only=None):
+    """The batch with every tensor, or one, in a layout."""
+
+    def put(name, t):
+        return layout(t) if only in (None, name) else t
+
+    inputs = {name: put(name, t) for name, t in batch.inputs.items()}
+    return replace(batch, inputs=inputs, upstream={"y": put("dy", batch.upstream["y"])})
+
+
+def assert_results(actual, expected, what):
+    for name, tensor in expected.items():
+        assert_equal_bits(actual[name], tensor, f"{name} {what}")
+        assert actual[name].is_contiguous()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("n", LENGTHS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_results_of_every_layout_equal_those_of_contiguous_tensors(norm, dtype, n, backend):
+    batch = random_batch(norm, ROWS, n, dtype=dtype, seed=n)
+    expected = norm.results(batch, backend)
+    for layout in LAYOUTS:
+        actual = norm.results(arranged(batch, layout), backend)
+        assert_results(actual, expected, layout.__name__)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("n", [128, 2048])
+def test_results_with_one_tensor_in_another_layout_equal_those_of_none(norm, n, backend):
+    batch = random_batch(norm, ROWS, n, seed=3)
+    expected = norm.results(batch, backend)
+    for only in (*batch.inputs, "dy"):
+        for layout in LAYOUTS:
+            actual = norm.results(arranged(batch, layout, only), backend)
+            assert_results(actual, expected, f"{only} {layout.__name__}")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("n", [128, 2048])
+def test_gradients_of_an_expanded_upstream_equal_those_of_its_copy(norm, n, backend):
+    batch = random_batch(norm, ROWS, n, seed=4)
+    for expanded in (
+        torch.ones((), dtype=torch.bfloat16, device="cuda").expand(ROWS, n),
+        batch.upstream["y"][:1].expand(ROWS, n),
+        batch.upstream["y"][:, :1].expand(ROWS, n),
+    ):
+        expected = norm.results(replace(batch, upstream={"y": expanded.contiguous()}), backend)
+        assert_results(norm.results(replace(batch, upstream={"y": expanded}), backend),
+                       expected, str(expanded.stride()))  # fmt: skip
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_leading_axes_of_a_packed_view_equal_flat_rows(norm, backend):
+    batch = random_batch(norm, 6 * ROWS, 128, seed=5)
+    expected = norm.results(batch, backend)
+
+    def packed(t):
+        if t.dim() == 1:
+            return t
+        memory = torch.empty(6, ROWS, 3, 128, dtype=t.dtype, device=t.device)
+        return memory[:, :, 1].copy_(t.view(6, ROWS, 128))
+
+    dy = packed(batch.upstream["y"])
+    run = norm.run({n: packed(t) for n, t in batch.inputs.items()}, dy, backend)
+    for name in set(run) & set(expected):
+        assert_equal_bits(run[name].reshape(expected[name].shape), expected[name], name)

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every backend against golden's recorded digests: dtype, row length, rows, data and scalars."""
+
+import pytest
+import torch
+
+from rlk import trace
+from rlk.gates import golden_matrix
+from rlk.gates.golden_matrix import Cell
+from rlk_qwen3next.qwen3_next_rms_norm.operator import OPERATOR as ZERO_CENTRED
+from rlk_qwen3next.rms_norm.operator import OPERATOR as RMS_NORM
+from rlk_qwen3next.rms_norm_gated.operator import OPERATOR as RMS_NORM_GATED
+
+OPERATORS = (RMS_NORM_GATED, RMS_NORM, ZERO_CENTRED)
+CELLS = [cell for operator in OPERATORS for cell in golden_matrix.cells(operator)]
+BACKENDS = ("cuda", "triton")
+DEVICE = "cuda"
+# What a CPU computes again in seconds: a lane, and a chunk with one column more than its half.
+AGAIN = (3, 129)
+
+
+def recorded(cell: Cell) -> dict[str, str]:
+    """The digests of a cell in the operator's folder."""
+    document = golden_matrix.load(cell.operator)
+    assert document["bits_version"] == cell.operator.bits_version
+    digests = document["digests"]
+    return {key: value for key, value in digests.items() if key.startswith(f"{cell.key}/")}
+
+
+def identity(cell: Cell) -> str:
+    return f"{cell.operator.name}-{cell.dtype}-{cell.length}"
+
+
+@pytest.mark.parametrize("operator", OPERATORS, ids=lambda operator: operator.name)
+def test_recorded_digests_cover_the_matrix(operator):
+    tensors = [*operator.outputs, *operator.saved, *operator.differentiable]
+    names = {t.name for t in tensors[: len(operator.outputs) + len(operator.saved)]}
+    names |= {f"d{t.name}" for t in operator.differentiable}
+    names |= {f"d{t.name}_state" for t in operator.parameters}
+    expected = {
+        f"{cell.key}/{variant}/{name}"
+        for cell in golden_matrix.cells(operator)
+        for variant in golden_matrix.variants(operator)
+        for name in names
+    }
+    assert set(golden_matrix.load(operator)["digests"]) == expected
+
+
+@pytest.mark.parametrize("cell", [c for c in CELLS if c.length in AGAIN], ids=identity)
+def test_recorded_digests_computed_again_are_the_same(cell):
+    assert golden_matrix.golden_digests(cell) == recorded(cell)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("cell", CELLS, ids=identity)
+def test_backend_every_digest_of_the_matrix_is_golden(cell, backend):
+    with trace() as launches:
+        found = golden_matrix.digests(
+            cell, golden_matrix.on_backend(cell.operator, backend, DEVICE)
+        )
+    assert {launch.backend for launch in launches} == {backend}
+    expected = recorded(cell)
+    assert found.keys() == expected.keys()
+    assert [key for key in expected if found[key] != expected[key]] == []

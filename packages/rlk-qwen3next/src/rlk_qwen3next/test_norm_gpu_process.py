@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Norms among other work on a GPU: graph captures, streams, threads, devices, memory, the host."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from rlk_qwen3next.test_norm_gpu_batches import (
+    BACKENDS,
+    assert_equal_bits,
+    random_batch,
+    row_tensors,
+)
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
+    # One worker: memory and times are of a process that is not starved.
+    pytest.mark.xdist_group("norm_process"),
+]
+
+NAMES = ("rms_norm_gated", "rms_norm", "qwen3_next_rms_norm")
+THREADS = 8
+REPEATS = 20
+# Calls over which the host's time is taken.
+CALLS = 300
+
+# The first call of a process, forward and backward, is captured; replays must have the bits of
+# an eager call that comes after.
+CAPTURE = """
+import sys, torch, rlk_qwen3next
+name, backend = sys.argv[1:]
+norm = getattr(rlk_qwen3next, name)
+generator = torch.Generator("cuda").manual_seed(1)
+def normal(*shape):
+    return torch.randn(*shape, generator=generator, device="cuda", dtype=torch.bfloat16)
+count = 2 if name.endswith("gated") else 1
+rows, dy = [normal(300, 128) for _ in range(count)], normal(300, 128)
+leaves = [t.requires_grad_() for t in (*rows, normal(128))]
+graph = torch.cuda.CUDAGraph()
+torch.cuda.synchronize()
+with torch.cuda.graph(graph):
+    y = norm(*leaves, backend=backend)
+    captured = y, *torch.autograd.grad(y, leaves, dy)
+with torch.no_grad():
+    for tensor in (*leaves, dy):
+        tensor.copy_(normal(*tensor.shape))
+for _ in range(3):
+    for tensor in captured:
+        tensor.detach().fill_(7)
+    graph.replay()
+y = norm(*leaves, backend=backend)
+eager = y, *torch.autograd.grad(y, leaves, dy)
+same = [torch.equal(c.view(torch.int16), e.view(torch.int16)) for c, e in zip(captured, eager)]
+print(same)
+sys.exit(0 if all(same) else 1)
+"""
+
+
+@pytest.fixture(params=NAMES)
+def norm(request):
+    return request.getfixturevalue(request.param)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", NAMES)
+def test_first_call_of_a_process_in_a_capture_replays_its_bits(name, backend):
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    done = subprocess.run(
+        [sys.executable, "-c", CAPTURE, name, backend],
+        env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_eight_threads_on_eight_streams_have_the_bits_of_one(norm, backend):
+    batches = [random_batch(norm, 3001, 256, seed=seed) for seed in range(THREADS)]
+    expected = [norm.results(batch, backend) for batch in batches]
+    torch.cuda.synchronize()
+    together = threading.Barrier(THREADS)
+
+    def work(batch):
+        stream = torch.cuda.Stream()
+        together.wait()
+        with torch.cuda.stream(stream):
+            runs = [norm.results(batch, backend) for _ in range(REPEATS)]
+        stream.synchronize()
+        return runs
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        for runs, single in zip(pool.map(work, batches), expected, strict=True):
+            for run in runs:
+                for name, tensor in single.items():
+                    assert_equal_bits(run[name], tensor, name)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_call_on_the_second_gpu_leaves_the_first_current(norm, backend):
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs a second GPU")
+    batch = random_batch(norm, 300, 128)
+    expected = norm.results(batch, backend)
+    there = [{n: t.to("cuda:1") for n, t in d.items()} for d in (batch.inputs, batch.upstream)]
+    with torch.cuda.device(0):
+        run = norm.run(there[0], there[1]["y"], backend)
+        assert torch.cuda.current_device() == 0
+    for name in set(run) & set(row_tensors(expected)):
+        assert run[name].device == torch.device("cuda:1")
+        assert_equal_bits(run[name].to("cuda:0"), expected[name], name)
+
+
+def peak_bytes(function) -> tuple[int, object]:
+    """The most memory a call held beyond what was allocated, and its results."""
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    results = function()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before, results
+
+
+def held(*tensors) -> int:
+    return sum(t.numel() * t.element_size() for t in tensors)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    ("name", "rows", "n"),
+    [("rms_norm_gated", 262144, 128), ("qwen3_next_rms_norm", 65536, 2048)],
+)
+def test_peak_memory_is_outputs_and_gradients_and_two_percent(request, name, rows, n, backend):
+    norm = request.getfixturevalue(name)
+    batch = random_batch(norm, rows, n)
+    leaves = [t.requires_grad_() for t in batch.inputs.values()]
+    norm.call([t[:64] if t.dim() > 1 else t for t in leaves], backend)
+
+    def step():
+        y = norm.call(leaves, backend)
+        return y, *torch.autograd.grad(y, leaves, batch.upstream["y"])
+
+    step()
+    peak, results = peak_bytes(step)
+    allowed = held(*results) * 1.02
+    print(f"{name} {backend}: peak {peak} bytes, outputs and gradients {held(*results)}")
+    assert peak <= allowed
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_host_time_of_an_eager_call_is_reported(norm, backend, gradients, record_property):
+    batch = random_batch(norm, 8, 128)
+    leaves = [t.requires_grad_(gradients) for t in batch.inputs.values()]
+    dy = batch.upstream["y"]
+
+    def call():
+        y = norm.call(leaves, backend)
+        return torch.autograd.grad(y, leaves, dy) if gradients else y
+
+    for _ in range(REPEATS):
+        call()
+    torch.cuda.synchronize()
+    times = []
+    for _ in range(CALLS):
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+    torch.cuda.synchronize()
+    median = sorted(times)[CALLS // 2] * 1e6
+    record_property("host_us", median)
+    print(f"{norm.name} {backend} gradients={gradients}: {median:.1f} us on the host")
+    assert median > 0
