@@ -138,7 +138,13 @@ class Execution:
             if result is None or not needs[declared.name]:
                 finished.append(None)
             elif declared.gradient == "parameter":
-                finished.append(self.round_state(result, tensor.dtype, requested))
+                # A sum over no rows is known without a launch.
+                empty = tensors[0].numel() == 0
+                finished.append(
+                    torch.zeros_like(tensor, memory_format=torch.contiguous_format)
+                    if empty
+                    else self.round_state(result, tensor.dtype, requested)
+                )
             else:
                 finished.append(result)
         return finished

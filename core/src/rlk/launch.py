@@ -105,6 +105,9 @@ def launch_triton(kernel: Any, grid: tuple[int, ...], *args: Any, **meta: Any) -
         if _open:
             record("triton", kernel.__name__, compiled.hash)
         return
+    from rlk.math.golden import require_subnormals
+
+    require_subnormals()
     kernel[grid](*args, **meta)
     if _open:
         # The interpreter runs the source: there is no binary to name.

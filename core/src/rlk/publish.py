@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch._C import _AutoDispatchBelowAutograd
 
-from rlk.arguments import check_tensors
+from rlk.arguments import check_gradients, check_tensors
 from rlk.autograd import first_order_only, require_autograd, require_reverse_mode
 from rlk.errors import ArgumentError
 from rlk.execution import Execution, rounding_backend
@@ -148,7 +148,9 @@ def _fake_forward(published: Published) -> Callable[..., Any]:
 
 def _fake_backward(published: Published) -> Callable[..., Any]:
     def fake(*arguments: Any) -> tuple[torch.Tensor, ...]:
-        _, tensors, _, _, needs = published.split_backward(arguments)
+        gradients, tensors, _, _, needs = published.split_backward(arguments)
+        check_tensors(published.operator, tensors)
+        check_gradients(published.operator, gradients, tensors)
         return published.empty_gradients(tensors, needs)
 
     return fake

@@ -31,8 +31,9 @@ class Bound(Frozen, frozen=True):
 class AccuracyBound(Bound, frozen=True):
     """Adds what a loose ceiling lets through.
 
-    max_ulp_at_rms: largest error, in ulp of the dtype at the tensor's root mean square.
-    correctly_rounded: least fraction of elements equal to the rounded FP64 oracle.
+    max_ulp_at_rms: largest error, in ulp of the dtype at the tensor's root mean square, or at the
+        element where that is larger: the largest element of a product may stand far above it.
+    correctly_rounded: least fraction of a row tensor's elements equal to the rounded FP64 oracle.
     """
 
     max_ulp_at_rms: NonNegative

@@ -39,18 +39,18 @@ def flushed():
     torch.set_flush_denormal(False)
 
 
-def test_flushed_subnormals_are_refused_until_they_are_kept_again(norm, flushed):
+def test_flushed_subnormals_are_refused_until_they_are_kept_again(norm, backend, flushed):
     batch = norm.batch()
     torch.set_flush_denormal(False)
-    expected = norm.run(batch.inputs, batch.upstream["y"], "golden")
+    expected = norm.run(batch.inputs, batch.upstream["y"], backend)
     leaves = [tensor.detach().requires_grad_() for tensor in batch.inputs.values()]
-    y = norm.call(leaves, "golden")
+    y = norm.call(leaves, backend)
     torch.set_flush_denormal(True)
     with pytest.raises(PlatformError, match="subnormal numbers must be kept, got them flushed"):
-        norm.call(batch.inputs.values(), "golden")
+        norm.call(batch.inputs.values(), backend)
     with pytest.raises(PlatformError, match="subnormal numbers must be kept, got them flushed"):
         torch.autograd.grad(y, leaves, batch.upstream["y"], retain_graph=True)
     torch.set_flush_denormal(False)
-    run = norm.run(batch.inputs, batch.upstream["y"], "golden")
+    run = norm.run(batch.inputs, batch.upstream["y"], backend)
     for name, tensor in expected.items():
         assert_same_bits(run[name], tensor, name)

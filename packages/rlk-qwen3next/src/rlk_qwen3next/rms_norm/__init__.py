@@ -3,6 +3,7 @@
 
 import torch
 
+from rlk.errors import ArgumentError
 from rlk.publish import publish
 
 from .operator import OPERATOR
@@ -18,6 +19,7 @@ def rms_norm(
     eps: float = 1e-6,
     weight_offset: float = 0.0,
     *,
+    residual: None = None,
     rounding: str = "ieee",
     backend: str | None = None,
 ) -> torch.Tensor:
@@ -31,6 +33,7 @@ def rms_norm(
         eps: added to the mean square; unitless, finite, >= 0.
         weight_offset: added to the weight in FP32, only when it is not 0, so that a weight
             of -0.0 keeps its sign.
+        residual: reserved; must be None.
         rounding: "ieee": rstd by IEEE square root and division.
         backend: "golden", "triton" or another declared name; None follows `rlk.use_backend`.
     Returns:
@@ -44,6 +47,10 @@ def rms_norm(
     Source: Zhang and Sennrich 2019, Root Mean Square Layer Normalization; transformers
         `Qwen3NextRMSNorm` for the offset.
     """
+    if residual is not None:
+        raise ArgumentError(
+            "rms_norm: residual must be None, got a value; add the residual before the call"
+        )
     scalars = {"eps": eps, "weight_offset": weight_offset, "rounding": rounding}
     return _published((x, weight), scalars, backend)[0]
 
