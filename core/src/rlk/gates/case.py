@@ -2,24 +2,15 @@
 """The unit of gate work: one judgment of one operator on one backend in one dtype."""
 
 from dataclasses import dataclass
+from typing import get_args
 
 import torch
 
 from rlk.errors import RlkError
+from rlk.gates.record import Judgment
 from rlk.operator import Operator
 
-JUDGMENTS = (
-    "forward_accuracy",
-    "gradient_accuracy",
-    "forward_invariance",
-    "gradient_invariance",
-    "repeatable",
-    "order_free",
-    "backend_equal",
-    "gpu_to_gpu",
-    "layout",
-    "special_values",
-)
+JUDGMENTS: tuple[Judgment, ...] = get_args(Judgment)
 # The seed of fixtures unless another is asked for; any seed must pass.
 DEFAULT_SEED = 2026
 
@@ -30,7 +21,7 @@ class Case:
 
     operator: Operator
     backend: str
-    judgment: str
+    judgment: Judgment
     dtype: str
     tier: str = "short"
     seed: int = DEFAULT_SEED

@@ -97,7 +97,7 @@ class Verdict:
             operator=self.case.operator.name,
             bits_version=self.case.operator.bits_version,
             backend=self.case.backend,
-            judgment=self.case.judgment,  # type: ignore[arg-type]
+            judgment=self.case.judgment,
             status="failed" if faults else "passed",
             reason="; ".join(faults) or None,
             tensor=tensor,
@@ -125,7 +125,7 @@ def not_run(case: Case, reason: str) -> Record:
         operator=case.operator.name,
         bits_version=case.operator.bits_version,
         backend=case.backend,
-        judgment=case.judgment,  # type: ignore[arg-type]
+        judgment=case.judgment,
         status="not_run",
         reason=reason,
         tensor="",

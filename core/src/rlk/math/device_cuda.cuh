@@ -33,10 +33,8 @@ __device__ __forceinline__ float negate(float x) {
   return __uint_as_float(__float_as_uint(x) ^ 0x80000000u);
 }
 
-// e^x to 1 ulp over all of FP32.
-__device__ __forceinline__ float exp(float x) {
-  const float rounded = fma(x, LOG2_E, ROUND_TO_INTEGER);
-  const float n = subtract(rounded, ROUND_TO_INTEGER);
+// e^(x - n ln 2), the polynomial of golden.py.
+__device__ __forceinline__ float exp_remainder(float x, float n) {
   float r = fma(n, -LN2_HIGH, x);
   r = fma(n, -LN2_LOW, r);
   float p = fma(r, EXP_C6, EXP_C5);
@@ -44,7 +42,14 @@ __device__ __forceinline__ float exp(float x) {
   p = fma(p, r, EXP_C3);
   p = fma(p, r, EXP_C2);
   p = fma(p, r, 1.0f);
-  p = fma(p, r, 1.0f);
+  return fma(p, r, 1.0f);
+}
+
+// e^x to 1 ulp over all of FP32.
+__device__ __forceinline__ float exp(float x) {
+  const float rounded = fma(x, LOG2_E, ROUND_TO_INTEGER);
+  const float n = subtract(rounded, ROUND_TO_INTEGER);
+  const float p = exp_remainder(x, n);
   const int exponent = __float_as_int(rounded);
   const int half = exponent >> 1;
   float y = multiply(p, __uint_as_float((uint32_t)half << 23));
@@ -77,14 +82,7 @@ __device__ __forceinline__ float one_plus_exp_negated(float x) {
   const float magic = 12582912.0f + 126.0f;
   const float rounded = fma(t, LOG2_E, magic);
   const float n = subtract(rounded, magic);
-  float r = fma(n, -LN2_HIGH, t);
-  r = fma(n, -LN2_LOW, r);
-  float p = fma(r, EXP_C6, EXP_C5);
-  p = fma(p, r, EXP_C4);
-  p = fma(p, r, EXP_C3);
-  p = fma(p, r, EXP_C2);
-  p = fma(p, r, 1.0f);
-  p = fma(p, r, 1.0f);
+  const float p = exp_remainder(t, n);
   const float half = multiply(p, __uint_as_float(__float_as_uint(rounded) << 23));
   return fma(2.0f, half, 1.0f);
 }

@@ -166,4 +166,70 @@ cudaError_t norm_backward(const NormArguments<T>& a, int device, cudaStream_t st
     return backward_long_launch<T, GATED>(a, device, stream, workspace);
 }
 
+// The operands that both norms have, from the struct of either's forward call.
+template <typename T, typename Call> NormArguments<T> forward_arguments(const Call& a) {
+    NormArguments<T> n{};
+    n.x = {static_cast<const T*>(a.x), a.x_stride_T, a.x_stride_N};
+    n.weight = a.weight;
+    n.weight_stride = a.weight_stride_N;
+    n.weight_dtype = a.weight_dtype;
+    n.y = static_cast<T*>(a.y);
+    n.rstd_out = static_cast<float*>(a.rstd);
+    n.rows = a.T;
+    n.columns = (int)a.N;
+    n.eps = a.eps;
+    n.weight_offset = a.weight_offset;
+    return n;
+}
+
+template <typename T, typename Call> NormArguments<T> backward_arguments(const Call& a) {
+    NormArguments<T> n{};
+    n.dy = {static_cast<const T*>(a.dy), a.dy_stride_T, a.dy_stride_N};
+    n.x = {static_cast<const T*>(a.x), a.x_stride_T, a.x_stride_N};
+    n.weight = a.weight;
+    n.weight_stride = a.weight_stride_N;
+    n.weight_dtype = a.weight_dtype;
+    n.rstd = static_cast<const float*>(a.rstd);
+    n.rstd_stride = a.rstd_stride_T;
+    n.dx = static_cast<T*>(a.dx);
+    n.state = a.dweight_state;
+    n.partial = static_cast<double*>(a.workspace);
+    n.rows = a.T;
+    n.columns = (int)a.N;
+    n.weight_offset = a.weight_offset;
+    return n;
+}
+
+// Run a call on its device; `add_gate(arguments)` fills what only the gated norm has.
+template <bool GATED, typename Call, typename AddGate>
+int run_forward(const Call& a, AddGate add_gate) {
+    DeviceGuard guard(a.device);
+    if (guard.error() != cudaSuccess) return guard.error();
+    return by_dtype(a.x_dtype, [&](auto zero) {
+        auto n = forward_arguments<decltype(zero)>(a);
+        add_gate(n);
+        return norm_forward<decltype(zero), GATED>(n, a.device,
+                                                   static_cast<cudaStream_t>(a.stream));
+    });
+}
+
+template <bool GATED, typename Call, typename AddGate>
+int run_backward(const Call& a, AddGate add_gate, long long* workspace) {
+    DeviceGuard guard(a.device);
+    if (guard.error() != cudaSuccess) return guard.error();
+    return by_dtype(a.x_dtype, [&](auto zero) {
+        auto n = backward_arguments<decltype(zero)>(a);
+        add_gate(n);
+        return norm_backward<decltype(zero), GATED>(
+            n, a.device, static_cast<cudaStream_t>(a.stream), workspace);
+    });
+}
+
+// Bytes of workspace that a call of backward takes, or -1 if that cannot be told.
+template <bool GATED, typename Call, typename AddGate>
+long long backward_workspace(const Call& a, AddGate add_gate) {
+    long long bytes = 0;
+    return run_backward<GATED>(a, add_gate, &bytes) == cudaSuccess ? bytes : -1;
+}
+
 }  // namespace rlk
