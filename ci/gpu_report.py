@@ -69,11 +69,13 @@ def judge_gates(out: Path, backend: str) -> tuple[bool, str]:
 
 
 def judge_bench(out: Path) -> tuple[bool, str]:
-    """Whether our backends were measured; speed itself is for the reader."""
+    """Whether our backends were measured at every size; speed itself is for the reader."""
     document = json.loads((out / "bench.json").read_text())
-    backends = {row["variant"] for row in document["rows"]}
-    text = f"{len(document['rows'])} rows on {document['device']}"
-    return {"cuda", "triton"} <= backends, text
+    sizes = {(row["operator"], row["size"], row["dtype"]) for row in document["rows"]}
+    measured = [row["variant"] for row in document["rows"] if "both_ratio" in row]
+    complete = bool(sizes) and all(measured.count(b) == len(sizes) for b in ("cuda", "triton"))
+    text = f"{len(sizes)} sizes, {len(document['rows'])} rows on {document['device']}"
+    return complete, text
 
 
 def last_line(out: Path, name: str) -> str:

@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The measurements of one operator at one size: every variant beside the floor."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from rlk.bench import bandwidth
+from rlk.bench.timing import Capture, Time, extra_bytes, host_us, interleaved
+from rlk.bench.variants import Call, Variant, variants
+from rlk.bench.work import Work
+
+DEVICE = "cuda"
+DIRECTIONS = ("forward", "backward")
+Data = Callable[[torch.Tensor], torch.Tensor]
+
+
+def leading_zeros(dy: torch.Tensor) -> torch.Tensor:
+    """Half of the rows, the first ones, without an upstream gradient."""
+    half = len(dy) // 2
+    return torch.cat([torch.zeros_like(dy[:half]), dy[half:]])
+
+
+def scaled_rows(dy: torch.Tensor) -> torch.Tensor:
+    """Rows apart by up to 80 binades."""
+    scale = torch.randint(-40, 41, (len(dy), 1), device=dy.device).float().exp2()
+    return (dy.float() * scale).to(dy.dtype)
+
+
+# Upstream gradients on which an exact sum has more to do.
+HARD_DATA: dict[str, Data] = {"leading zeros": leading_zeros, "scaled rows": scaled_rows}
+
+
+class Sets:
+    """Sets of inputs and upstream gradients that take turns."""
+
+    def __init__(self, work: Work) -> None:
+        self.work = work
+        self.inputs = [work.inputs(i, DEVICE) for i in range(work.sets)]
+        self.upstream = [work.upstream(i, DEVICE) for i in range(work.sets)]
+
+    def forward(self, call: Callable[..., Any], gradients: bool) -> Callable[[int], Any]:
+        """A step that runs forward, with or without gradients to come."""
+
+        def step(i: int) -> Any:
+            with torch.set_grad_enabled(gradients):
+                # Detached: what autograd keeps must not outlive the step.
+                return call(*self.inputs[i]).detach()
+
+        return step
+
+    def backward(
+        self, call: Callable[..., Any], stream: Any, data: Data | None = None
+    ) -> Callable[[int], Any]:
+        """A step that runs backward alone, of forward calls made here."""
+        with torch.cuda.stream(stream):
+            outputs = [call(*inputs) for inputs in self.inputs]
+            upstream = [[data(dy) if data else dy for dy in u] for u in self.upstream]
+
+        def step(i: int) -> Any:
+            return torch.autograd.grad(outputs[i], self.inputs[i], upstream[i], retain_graph=True)
+
+        return step
+
+
+def measure(work: Work) -> list[dict[str, Any]]:
+    """One row for each variant: times, ratios, memory and the host."""
+    stream = torch.cuda.Stream()
+    floors = {d: bandwidth.floor(work, d, stream) for d in DIRECTIONS}
+    least = {d: floors[d].us(work.least_bytes(d)) for d in DIRECTIONS}
+    sets = Sets(work)
+    captures: dict[tuple[str, str], Capture] = {}
+    rows = []
+    for variant in variants(work.operator, work.scalars()):
+        row = _row(work, variant)
+        rows.append(row)
+        if variant.call is None:
+            continue
+        try:
+            found = _captures(variant.call, sets, least, stream, hard_data=variant.ours)
+            row |= _memory_and_host(variant.call, sets)
+        except Exception as error:
+            if variant.ours:
+                raise
+            # A peer that fails says so in its row; the others go on.
+            row["missing"] = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+            continue
+        captures |= {(variant.name, what): capture for what, capture in found.items()}
+    times = interleaved(captures)
+    for row in rows:
+        mine = {what: time for (name, what), time in times.items() if name == row["variant"]}
+        row |= _ratios(mine, least) if mine else {}
+    _against_fastest_peer(rows)
+    return [_floor_row(work, floors, least), *rows]
+
+
+def _captures(
+    call: Call, sets: Sets, least: dict[str, float], stream: Any, hard_data: bool
+) -> dict[str, Capture]:
+    def capture(step: Callable[[int], Any], direction: str) -> Capture:
+        return Capture(step, sets.work.sets, least[direction], stream)
+
+    found = {
+        "forward": capture(sets.forward(call, False), "forward"),
+        "forward with gradients": capture(sets.forward(call, True), "forward"),
+        "backward": capture(sets.backward(call, stream), "backward"),
+    }
+    for name, data in HARD_DATA.items() if hard_data else ():
+        found[f"backward, {name}"] = capture(sets.backward(call, stream, data), "backward")
+    return found
+
+
+def _memory_and_host(call: Call, sets: Sets) -> dict[str, Any]:
+    inputs, upstream = sets.inputs[0], sets.upstream[0]
+
+    def train() -> Any:
+        y = call(*inputs)
+        return (y.detach(), *torch.autograd.grad(y, inputs, upstream))
+
+    def infer() -> torch.Tensor:
+        with torch.no_grad():
+            return call(*inputs)
+
+    return {
+        "extra_mib": extra_bytes(train) / 2**20,
+        "host_us": host_us(infer),
+        "host_train_us": host_us(train),
+    }
+
+
+def _row(work: Work, variant: Variant) -> dict[str, Any]:
+    return {
+        "operator": work.operator.name,
+        "size": work.label,
+        "dtype": str(work.dtype).removeprefix("torch."),
+        "variant": variant.name,
+        "version": variant.version,
+        "ours": variant.ours,
+        "missing": variant.missing,
+    }
+
+
+def _ratios(mine: dict[str, Time], least: dict[str, float]) -> dict[str, Any]:
+    """Times of a variant and their ratios to the floor."""
+    forward, backward = mine["forward"], mine["backward"]
+    both = mine["forward with gradients"].median + backward.median
+    return {
+        "forward_us": forward.median,
+        "forward_spread_us": forward.spread,
+        "forward_ratio": forward.median / least["forward"],
+        "backward_us": backward.median,
+        "backward_spread_us": backward.spread,
+        "both_us": both,
+        "both_ratio": both / sum(least.values()),
+        "hard_data": {
+            what.partition(", ")[2]: time.median / backward.median
+            for what, time in mine.items()
+            if ", " in what
+        },
+    }
+
+
+def _against_fastest_peer(rows: list[dict[str, Any]]) -> None:
+    peers = [row["both_us"] for row in rows if not row["ours"] and "both_us" in row]
+    for row in rows:
+        if peers and "both_us" in row:
+            row["peer_ratio"] = row["both_us"] / min(peers)
+
+
+def _floor_row(
+    work: Work, floors: dict[str, bandwidth.Floor], least: dict[str, float]
+) -> dict[str, Any]:
+    return {
+        **_row(work, Variant("floor", floors["forward"].kernel, None)),
+        "forward_us": least["forward"],
+        "forward_spread_us": floors["forward"].time.spread,
+        "backward_us": least["backward"],
+        "backward_spread_us": floors["backward"].time.spread,
+        "both_us": sum(least.values()),
+        "terabytes_per_second": {d: f.terabytes_per_second for d, f in floors.items()},
+        "sets": work.sets,
+    }

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table of a run, and its record."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from rlk import environment
+
+SCHEMA = "rlk.bench/1"
+COLUMNS = (
+    ("variant", "variant"), ("forward_us", "fwd us"), ("forward_ratio", "x floor"),
+    ("both_us", "fwd+bwd us"), ("both_ratio", "x floor"), ("peer_ratio", "x peer"),
+    ("extra_mib", "extra MiB"), ("host_us", "host us"), ("host_train_us", "host us train"),
+)  # fmt: skip
+_RATIOS = ("forward_ratio", "both_ratio", "peer_ratio")
+# Decimals kept in a record: more would be noise.
+_DECIMALS = 3
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Text: a heading for each operator and size, a line for each variant."""
+    lines: list[str] = []
+    heading = ""
+    for row in rows:
+        title = f"{row['operator']} {row['size']} {row['dtype']}"
+        if title != heading:
+            heading = title
+            lines += ["", title, "  ".join(f"{name:>13}" for _, name in COLUMNS)]
+        lines.append("  ".join(f"{_cell(row, key):>13}" for key, _ in COLUMNS) + _remarks(row))
+    return "\n".join(lines)
+
+
+def document(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """What is kept of a run: rows, and the environment they were made in."""
+    facts = environment.facts()
+    core = facts["packages"]["rlk-core"]
+    kept = ("device", "driver", "compute_capability", "python", "torch", "triton", "cuda")
+    return {
+        "schema": SCHEMA,
+        "commit": core["commit"],
+        "dirty": core["dirty"],
+        **{name: facts[name] for name in kept},
+        "method": "CUDA graph replay, tensors in rotation, variants interleaved, medians",
+        "rows": [_rounded(row) for row in rows],
+    }
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> None:
+    """The record as JSON, a line for each row."""
+    content = document(rows)
+    lines = ",\n".join(json.dumps(row) for row in content.pop("rows"))
+    head = json.dumps(content, indent=1).removesuffix("\n}")
+    path.write_text(f'{head},\n "rows": [\n{lines}\n ]\n}}\n')
+
+
+def _cell(row: dict[str, Any], key: str) -> str:
+    value = row.get(key)
+    if value is None or isinstance(value, str):
+        return value or ""
+    return f"{value:.2f}" if key in _RATIOS else f"{value:.1f}"
+
+
+def _remarks(row: dict[str, Any]) -> str:
+    if row["missing"]:
+        return f"  {row['missing']}"
+    if "terabytes_per_second" in row:
+        speeds = [f"{v:.2f}" for v in row["terabytes_per_second"].values()]
+        return f"  {' and '.join(speeds)} TB/s"
+    hard = [f"{name} {ratio:.2f}x" for name, ratio in row.get("hard_data", {}).items()]
+    return f"  backward with {', '.join(hard)}" if hard else f"  {row['version']}"
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return round(value, _DECIMALS)
+    if isinstance(value, dict):
+        return {key: _rounded(item) for key, item in value.items()}
+    return value

@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is counted and reported; and the whole run with a clock that stands in for a GPU's."""
+
+import json
+
+import pytest
+import torch
+
+from rlk.bench import __main__ as command
+from rlk.bench import bandwidth, measure, report, timing, variants
+from rlk.bench.timing import Time
+from rlk.bench.work import Work, works
+from rlk.cuda import build, toolchain
+from rlk.operator import FLOATS, Operator, Reduction, Scalar, Tensor, Workload
+
+DEMO = Operator(
+    name="demo", package="rlk_test", bits_version=1, formula="y = x * gate * weight",
+    inputs=(
+        Tensor("x", ("...", "N"), FLOATS, gradient="row"),
+        Tensor("gate", ("...", "N"), ("=x",), gradient="row"),
+        Tensor("weight", ("N",), ("=x", "float32"), gradient="parameter"),
+    ),
+    scalars=(Scalar("scale", 1.0), Scalar("mode", 2.0, fixed=True)),
+    outputs=(Tensor("y", ("...", "N"), ("=x",)),), saved=(),
+    reductions=(Reduction("dweight", "exact_sum", "T"),), category="elementwise", claims=(),
+    workloads=(Workload("somewhere", {"T": 1000, "N": 128}),),
+    oracle=lambda x, gate, weight, *, scale, mode: (x * gate * weight * scale,), backends=(),
+)  # fmt: skip
+WORK = Work(DEMO, "somewhere", {"T": 1000, "N": 128}, torch.bfloat16)
+
+
+def test_work_least_bytes_count_each_input_and_output_once():
+    rows, columns = 1000 * 128 * 2, 128 * 2
+    assert WORK.least_bytes("forward") == 3 * rows + columns
+    # dy, x, gate and weight are read, dx, dgate and dweight written.
+    assert WORK.least_bytes("backward") == 5 * rows + 2 * columns
+    assert WORK.streams("forward") == (2, 1)
+    assert WORK.streams("backward") == (3, 2)
+
+
+def test_work_sets_rotate_through_150_megabytes_or_400_sets():
+    large = Work(DEMO, "", {"T": 262144, "N": 128}, torch.bfloat16)
+    assert large.sets == 3
+    assert Work(DEMO, "", {"T": 10**7, "N": 128}, torch.bfloat16).sets == 2
+    assert Work(DEMO, "", {"T": 1, "N": 128}, torch.bfloat16).sets == 400
+
+
+def test_works_of_an_operator_are_its_workloads_and_further_rows():
+    found = works(DEMO, torch.float32, [64, 1000])
+    assert [work.label for work in found] == ["1000x128", "64x128"]
+
+
+def test_time_of_samples_is_their_median_and_half_the_quartile_distance():
+    assert Time.of([1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]) == Time(4.0, 2.0)
+
+
+def test_floor_of_other_bytes_is_in_proportion():
+    floor = bandwidth.Floor(Time(50.0, 1.0), 200_000_000, "unroll 4, tiled")
+    assert floor.us(100_000_000) == 25.0
+    assert floor.terabytes_per_second == 4.0
+
+
+def test_probe_kernel_compiles_without_a_gpu():
+    if toolchain.nvcc_missing() is not None:
+        pytest.skip("needs nvcc")
+    compiled = build.compile_only(bandwidth.SOURCE, "bandwidth", bandwidth.GENERATED, "sm_90")
+    moves = [used for name, used in compiled.resources.items() if "move" in name]
+    assert len(moves) == 4 * 4 * len(bandwidth.UNROLLS)
+    assert all(used.spill_stores == 0 for used in moves)
+
+
+class EagerCapture:
+    """Runs the step once for each set; a call takes as long as its name."""
+
+    def __init__(self, step, sets, floor_us, stream):
+        self.results = [step(i) for i in range(sets)]
+
+    def replay_us(self):
+        return 10.0
+
+
+@pytest.fixture
+def on_the_cpu(monkeypatch):
+    """Everything but the clock and the memory counter, on the CPU."""
+    monkeypatch.setattr(measure, "DEVICE", "cpu")
+    monkeypatch.setattr(measure, "Capture", EagerCapture)
+    monkeypatch.setattr(measure, "interleaved", lambda found: dict.fromkeys(found, Time(30.0, 1.0)))
+    monkeypatch.setattr(measure, "extra_bytes", lambda call: (call(), 2**21)[1])
+    monkeypatch.setattr(measure, "host_us", lambda call: (call(), 20.0)[1])
+    floor = bandwidth.Floor(Time(10.0, 0.5), WORK.least_bytes("forward"), "unroll 4, tiled")
+    monkeypatch.setattr(bandwidth, "floor", lambda work, direction, stream: floor)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda: None)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: torch.enable_grad())
+    few = Work(DEMO, "somewhere", {"T": 20, "N": 128}, torch.bfloat16)
+    monkeypatch.setattr(Work, "sets", 2)
+
+    def product(x, gate, weight):
+        return x * gate * weight
+
+    def failing(x, gate, weight):
+        raise RuntimeError("no kernel\nfor this")
+
+    taking_part = [
+        variants.Variant("cuda", "", product, ours=True),
+        variants.Variant("torch.compile", "2", product),
+        variants.Variant("absent", "", None, "not installed"),
+        variants.Variant("broken", "1", failing),
+    ]
+    monkeypatch.setattr(measure, "variants", lambda operator, scalars: taking_part)
+    return few
+
+
+def test_measure_every_variant_gets_a_row_beside_the_floor(on_the_cpu):
+    rows = {row["variant"]: row for row in measure.measure(on_the_cpu)}
+    assert list(rows) == ["floor", "cuda", "torch.compile", "absent", "broken"]
+    ours = rows["cuda"]
+    assert (ours["forward_us"], ours["both_us"], ours["peer_ratio"]) == (30.0, 60.0, 1.0)
+    assert ours["extra_mib"] == 2.0
+    assert ours["hard_data"] == {"leading zeros": 1.0, "scaled rows": 1.0}
+    assert rows["absent"]["missing"] == "not installed"
+    assert rows["broken"]["missing"] == "RuntimeError: no kernel"
+    assert "forward_us" not in rows["broken"]
+
+
+def test_measure_own_backend_that_fails_ends_the_run(on_the_cpu, monkeypatch):
+    def failing(*tensors):
+        raise RuntimeError("an illegal memory access was encountered")
+
+    broken = [variants.Variant("cuda", "", failing, ours=True)]
+    monkeypatch.setattr(measure, "variants", lambda operator, scalars: broken)
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        measure.measure(on_the_cpu)
+
+
+def test_report_of_a_run_names_its_environment_and_keeps_its_rows(on_the_cpu, tmp_path):
+    rows = measure.measure(on_the_cpu)
+    text = report.table(rows)
+    assert "demo 20x128 bfloat16" in text
+    assert "not installed" in text
+    report.write(tmp_path / "bench.json", rows)
+    document = json.loads((tmp_path / "bench.json").read_text())
+    assert document["schema"] == report.SCHEMA
+    assert {"commit", "dirty", "device", "driver", "torch", "triton"} <= document.keys()
+    assert [row["variant"] for row in document["rows"]] == [row["variant"] for row in rows]
+
+
+def test_hard_data_of_upstream_gradients_keep_shape_and_dtype():
+    dy = torch.ones(8, 4, dtype=torch.bfloat16)
+    assert measure.leading_zeros(dy).sum() == 16
+    scaled = measure.scaled_rows(dy)
+    assert scaled.dtype == dy.dtype
+    # One factor for a row, a power of two.
+    assert bool((scaled == scaled[:, :1]).all())
+    assert bool((scaled.float().frexp().mantissa == 0.5).all())
+
+
+def test_variants_without_prior_art_are_ours_and_the_compiled_formula(monkeypatch):
+    monkeypatch.setattr(variants, "_ours", lambda operator, name, scalars: name)
+    monkeypatch.setattr(variants, "_compiled", lambda operator, scalars: None)
+    found = variants.variants(DEMO, {})
+    assert found[:2] == ["cuda", "triton"]
+    assert [v.name for v in found[2:]] == ["torch.compile"]
+
+
+def test_peer_that_is_absent_says_so():
+    def importing(scalars):
+        raise ImportError("no such module")
+
+    absent = variants.Peer("absent", "no-such-distribution", importing)
+    assert variants._peer(absent, {}).missing == "not installed"
+    present = variants.Peer("torch", "torch", lambda scalars: torch.mul)
+    assert variants._peer(present, {}) == variants.Variant("torch", torch.__version__, torch.mul)
+
+
+def test_command_without_a_gpu_exits_with_2(capsys, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert command.main(["--all"]) == 2
+    assert "must have an NVIDIA GPU" in capsys.readouterr().err
+
+
+def test_timing_constants_let_a_replay_outlast_its_start():
+    assert timing.FEWEST < timing.MOST
+    assert timing.REPLAY_US / timing.MOST >= 10

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Time on the GPU by graph replay, variants taking turns; time on the host; memory."""
+
+import gc
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+
+# 4 ms: what one replay lasts at least, so that starting it does not show.
+REPLAY_US = 4000.0
+FEWEST, MOST = 8, 400
+WARM_UP = 3
+ROUNDS = 15
+# Eager calls over which the host's time is taken.
+HOST_CALLS = 200
+# 256 MB: written before each replay, so that nothing of it lies in the L2 cache.
+FLUSH_BYTES = 256_000_000
+
+Step = Callable[[int], Any]
+Name = TypeVar("Name")
+
+
+@dataclass(frozen=True)
+class Time:
+    """Microseconds of one call: median, and half the distance of the quartiles."""
+
+    median: float
+    spread: float
+
+    @staticmethod
+    def of(samples: list[float]) -> "Time":
+        """The statistics of some samples."""
+        low, middle, high = statistics.quantiles(samples, n=4)
+        return Time(middle, (high - low) / 2)
+
+
+class Capture:
+    """A graph of calls, each on the next set of tensors, whose results take turns too."""
+
+    def __init__(self, step: Step, sets: int, floor_us: float, stream: Any) -> None:
+        wanted = min(MOST, max(FEWEST, REPLAY_US / max(floor_us, 1.0)))
+        self.calls = sets * max(1, round(wanted / sets))
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for i in range(WARM_UP):
+                step(i % sets)
+        torch.cuda.synchronize()
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph, stream=stream):
+            # Results that are kept force later ones to other memory.
+            kept: deque[Any] = deque(maxlen=sets)
+            for i in range(self.calls):
+                kept.append(step(i % sets))
+        # A replay reads and writes this memory.
+        self._kept = step, kept
+
+    def replay_us(self) -> float:
+        """Microseconds of one call in one replay."""
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        self._graph.replay()
+        end.record()
+        end.synchronize()
+        return start.elapsed_time(end) * 1e3 / self.calls
+
+
+def interleaved(captures: Mapping[Name, Capture]) -> dict[Name, Time]:
+    """The time of each capture: in every round each is replayed once, after a flush."""
+    flush = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device="cuda")
+    samples: dict[Name, list[float]] = {name: [] for name in captures}
+    for capture in captures.values():
+        capture.replay_us()
+    for _ in range(ROUNDS):
+        for name, capture in captures.items():
+            flush.zero_()
+            samples[name].append(capture.replay_us())
+    return {name: Time.of(found) for name, found in samples.items()}
+
+
+def host_us(call: Callable[[], Any]) -> float:
+    """Median microseconds that an eager call keeps the host while the GPU is idle."""
+    for _ in range(WARM_UP):
+        call()
+    times = []
+    for _ in range(HOST_CALLS):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+    torch.cuda.synchronize()
+    return statistics.median(times) * 1e6
+
+
+def extra_bytes(call: Callable[[], Any]) -> int:
+    """The most memory a call holds beyond what it returns."""
+    call()
+    gc.collect()
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    results = call()
+    torch.cuda.synchronize()
+    returned = sum(t.numel() * t.element_size() for t in results)
+    return torch.cuda.max_memory_allocated() - before - returned

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who takes part: our backends, the operator's formula in PyTorch, and other libraries.
+
+An operator's folder may hold prior_art.py with PEERS, a tuple of `Peer`.
+"""
+
+import importlib
+import importlib.util
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import torch
+
+from rlk import dispatch
+from rlk.errors import BackendError, PlatformError
+from rlk.operator import Operator
+
+Call = Callable[..., torch.Tensor]
+OURS = ("cuda", "triton")
+
+
+@dataclass(frozen=True)
+class Peer:
+    """Another library's function of the same formula.
+
+    `make` imports it and returns what maps the operator's inputs to its first output; it raises
+    ImportError where the library is absent.
+    """
+
+    name: str
+    distribution: str
+    make: Callable[[Mapping[str, Any]], Call]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A function to be measured, or why there is none."""
+
+    name: str
+    version: str
+    call: Call | None
+    missing: str | None = None
+    ours: bool = False
+
+
+def variants(operator: Operator, scalars: Mapping[str, Any]) -> list[Variant]:
+    """Our backends first, then PyTorch and the peers."""
+    found = [_ours(operator, name, scalars) for name in OURS]
+    found.append(Variant("torch.compile", torch.__version__, _compiled(operator, scalars)))
+    return found + [_peer(peer, scalars) for peer in _peers(operator)]
+
+
+def _ours(operator: Operator, backend: str, scalars: Mapping[str, Any]) -> Variant:
+    function = getattr(importlib.import_module(operator.package), operator.name)
+
+    def call(*tensors: torch.Tensor) -> torch.Tensor:
+        return function(*tensors, **scalars, backend=backend)
+
+    try:
+        dispatch.choose(operator, torch.device("cuda", torch.cuda.current_device()), backend)
+    except (BackendError, PlatformError) as error:
+        return Variant(backend, "", None, str(error), ours=True)
+    return Variant(backend, "", call, ours=True)
+
+
+def _compiled(operator: Operator, scalars: Mapping[str, Any]) -> Call:
+    """The textbook formula in FP32, rounded once at the end, as a compiler fuses it."""
+    fixed = {s.name: s.default for s in operator.scalars}
+
+    def formula(*tensors: torch.Tensor) -> torch.Tensor:
+        result = operator.oracle(*(t.float() for t in tensors), **{**fixed, **scalars})
+        return result[0].to(tensors[0].dtype)
+
+    torch._dynamo.reset()
+    return torch.compile(formula, dynamic=False, fullgraph=True)
+
+
+def _peers(operator: Operator) -> tuple[Peer, ...]:
+    folder = operator.oracle.__module__.rpartition(".")[0]
+    if importlib.util.find_spec(f"{folder}.prior_art") is None:
+        return ()
+    return importlib.import_module(f"{folder}.prior_art").PEERS
+
+
+def _peer(peer: Peer, scalars: Mapping[str, Any]) -> Variant:
+    try:
+        known = version(peer.distribution)
+        return Variant(peer.name, known, peer.make(scalars))
+    except (PackageNotFoundError, ImportError):
+        return Variant(peer.name, "", None, "not installed")
