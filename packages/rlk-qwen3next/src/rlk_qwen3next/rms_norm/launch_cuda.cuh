@@ -41,7 +41,8 @@ template <typename Kernel, typename T>
 cudaError_t long_launch(Kernel kernel, const NormArguments<T>& a, int device,
                         cudaStream_t stream) {
     const int threads = WIDE_WARPS * 32;
-    const int bytes = (int)(ceil_divide(a.columns, CHUNK) * sizeof(float));
+    // Whole 16-byte words: the compiler reads the sums by such words, the last one too.
+    const int bytes = (int)(ceil_divide(ceil_divide(a.columns, CHUNK), 4) * sizeof(float4));
     const cudaError_t error =
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
     if (error != cudaSuccess) return error;
