@@ -43,6 +43,13 @@ class OperatorSuite:
         if all(r.status == "not_run" for r in records):
             pytest.skip(records[0].reason or "")
 
+    def test_declaration_every_number_is_judged_beside_its_default(self) -> None:
+        """A kernel that ignores a number would pass gates that only use its default."""
+        numbers = [s for s in self.operator.free_scalars if not s.choices]
+        alone = [s.name for s in numbers if not set(s.also) - {s.default}]
+        if alone:
+            pytest.fail(f"{self.operator.name}: also must name a value for {', '.join(alone)}")
+
     @pytest.mark.parametrize("layout", ["contiguous", "strided"])
     def test_registration_opcheck_passes(self, layout: str) -> None:
         """Schema, fake kernels and autograd of both operators, as torch checks them."""

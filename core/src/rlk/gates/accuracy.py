@@ -3,13 +3,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import product
 
 import torch
 
 from rlk import compare, contract
 from rlk.arguments import dtype_name
 from rlk.gates.candidate import Run
-from rlk.gates.inputs import Fixture, fixture, scalar_variants, smallest_sizes
+from rlk.gates.inputs import Fixture, fixture, judged_sizes, scalar_variants
 from rlk.gates.record import Record
 from rlk.gates.verdict import Verdict
 from rlk.operator import Operator
@@ -122,18 +123,16 @@ def _records(verdict: Verdict, names: list[str]) -> list[Record]:
     case = verdict.case
     operator = case.operator
     records = []
-    for config, scalars in scalar_variants(operator).items():
+    sizes_and_scalars = product(
+        judged_sizes(operator, case.tier).items(), scalar_variants(operator).items()
+    )
+    for (prefix, sizes), (config, scalars) in sizes_and_scalars:
         batch = fixture(
-            operator,
-            case.dtype,
-            rows=ROWS,
-            sizes=smallest_sizes(operator),
-            seed=case.seed,
-            scalars=scalars,
+            operator, case.dtype, rows=ROWS, sizes=sizes, seed=case.seed, scalars=scalars
         )
         run = verdict.candidate.run_fixture(batch)
         expected = reference(operator, batch)
-        records += [_record(verdict, name, run, expected, config) for name in names]
+        records += [_record(verdict, name, run, expected, prefix + config) for name in names]
     return records
 
 

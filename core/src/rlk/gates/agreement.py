@@ -9,14 +9,21 @@ from rlk.compare import digest
 from rlk.execution import Execution
 from rlk.gates import golden_hashes
 from rlk.gates.candidate import Candidate
-from rlk.gates.inputs import VALUES, Fixture, fixture, scalar_variants, smallest_sizes
+from rlk.gates.inputs import (
+    VALUES,
+    Fixture,
+    fixture,
+    label,
+    scalar_variants,
+    smallest_sizes,
+)
 from rlk.gates.record import Record
 from rlk.gates.verdict import Verdict
 from rlk.operator import Operator
 
 # Row lengths off every block size, and row counts around a program's constant.
-SHORT_LENGTHS = (1, 3, 129, 257)
-FULL_LENGTHS = (1, 3, 127, 128, 129, 256, 1000, 2048)
+SHORT_LENGTHS = (1, 3, 129, 257, 2049)
+FULL_LENGTHS = (1, 3, 127, 128, 129, 256, 1000, 2048, 2049, 5120)
 SHORT_ROWS = (1, 33)
 FULL_ROWS = (1, 7, 33)
 
@@ -87,14 +94,10 @@ def agreement_inputs(
         for rows in counts:
             for kind, values in VALUES.items():
                 batch = fixture(operator, dtype, rows=rows, sizes=sizes, seed=seed, values=values)
-                yield f"{_label(sizes)}_rows={rows}_{kind}", batch
+                yield f"{label(sizes)}_rows={rows}_{kind}", batch
     for name, scalars in scalar_variants(operator).items():
         batch = fixture(operator, dtype, rows=7, sizes=real, seed=seed, scalars=scalars)
-        yield f"{name}_{_label(real)}_rows=7", batch
+        yield f"{name}_{label(real)}_rows=7", batch
     if any("float32" in t.dtype for t in operator.parameters):
         batch = fixture(operator, dtype, rows=7, sizes=real, seed=seed, parameter_dtype="float32")
-        yield f"float32_parameters_{_label(real)}_rows=7", batch
-
-
-def _label(sizes: dict[str, int]) -> str:
-    return "_".join(f"{symbol}={value}" for symbol, value in sizes.items())
+        yield f"float32_parameters_{label(real)}_rows=7", batch

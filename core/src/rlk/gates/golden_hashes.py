@@ -84,7 +84,7 @@ def load(operator: Operator) -> GoldenHashes:
     """The recorded hashes.
 
     Raises:
-        RlkError: there are none, or the file is malformed.
+        RlkError: there are none, or the file is unreadable or malformed.
     """
     file = path(operator)
     try:
@@ -94,6 +94,10 @@ def load(operator: Operator) -> GoldenHashes:
             f"{operator.name}: golden hashes must be recorded in {file.name}, got no such file; "
             f"run rlk bits --write {operator.name}"
         ) from None
+    except OSError as error:
+        raise RlkError(
+            f"{operator.name}: {file.name} must be readable, got {error.strerror}"
+        ) from error
     except msgspec.DecodeError as error:
         raise RlkError(f"{operator.name}: {file.name} must be valid, got {error}") from error
 
@@ -130,7 +134,9 @@ def write(operator: Operator) -> Path:
     found = compute(operator)
     if file.exists():
         recorded = load(operator)
-        if recorded.bits_version == operator.bits_version and recorded.hashes != found:
+        # Further inputs may join at any time; what was recorded before must still hold.
+        changed = any(found.get(key, hash) != hash for key, hash in recorded.hashes.items())
+        if recorded.bits_version == operator.bits_version and changed:
             raise RlkError(
                 f"{operator.name}: bits_version must rise when bits change, got "
                 f"{operator.bits_version} again; raise it in operator.py"

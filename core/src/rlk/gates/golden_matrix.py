@@ -84,7 +84,9 @@ def batches(cell: Cell) -> Iterator[Fixture]:
 def variants(operator: Operator) -> dict[str, dict[str, Any]]:
     """Every combination of the scalars' judged values, by a name."""
     values: dict[str, tuple[float | str, ...]] = {
-        s.name: s.choices or (s.default, *s.also) for s in operator.free_scalars
+        # A number that is 0 by default is absent then: that and one other value are two paths.
+        s.name: s.choices or (s.default, *(s.also[:1] if s.default == 0 else ()))
+        for s in operator.free_scalars
     }
     varied = [name for name, several in values.items() if len(several) > 1]
     found = {}

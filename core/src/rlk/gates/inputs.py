@@ -54,6 +54,23 @@ def smallest_sizes(operator: Operator) -> dict[str, int]:
     return min(widths, key=lambda sizes: sorted(sizes.values()))
 
 
+def judged_sizes(operator: Operator, tier: str) -> dict[str, dict[str, int]]:
+    """Sizes to judge, by a prefix for their records: the smallest, and in full every real one."""
+    smallest = smallest_sizes(operator)
+    found = {"": smallest}
+    if tier == "full":
+        for workload in operator.workloads:
+            sizes = {s: v for s, v in workload.sizes.items() if s != "T"}
+            if sizes not in found.values():
+                found[f"{label(sizes)}_"] = sizes
+    return found
+
+
+def label(sizes: Mapping[str, int]) -> str:
+    """Sizes as records name them, such as N=128."""
+    return "_".join(f"{symbol}={value}" for symbol, value in sizes.items())
+
+
 def fixture(
     operator: Operator,
     dtype: str,

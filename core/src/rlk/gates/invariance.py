@@ -8,7 +8,14 @@ import torch
 
 from rlk.compare import same_bits
 from rlk.gates.candidate import Candidate, Run
-from rlk.gates.inputs import SAMPLE_LENGTHS, Fixture, fixture, reach, smallest_sizes
+from rlk.gates.inputs import (
+    SAMPLE_LENGTHS,
+    Fixture,
+    fixture,
+    judged_sizes,
+    reach,
+    smallest_sizes,
+)
 from rlk.gates.record import Record
 from rlk.gates.transforms import (
     PADDING,
@@ -22,11 +29,14 @@ from rlk.gates.transforms import (
     short_matrix,
 )
 from rlk.gates.verdict import Verdict
-from rlk.operator import Operator, Tensor
+from rlk.operator import Tensor
 from rlk.reduce import exact_sum
 
-# 71: a prime, and more than one chunk of 64.
-ORDER_ROWS = 71
+# 261: above 256, where a block size chosen from the row count often changes.
+ORDER_ROWS = 261
+# 1025 and 32 769: one above the largest powers of two whose neighbourhood is swept.
+MANY_ROWS = 1025
+MOST_ROWS = 32769
 PADDINGS = {"zero": 0.0, "garbage": 1.7e4, "nan": float("nan")}
 
 
@@ -46,12 +56,54 @@ def gradient_invariance(verdict: Verdict) -> list[Record]:
 
 def row_records(verdict: Verdict, names: list[str]) -> list[Record]:
     """Each row tensor in each configuration against the canonical one."""
-    batch = _batch(verdict)
+    records = []
+    for prefix, sizes in judged_sizes(verdict.case.operator, verdict.case.tier).items():
+        records += _matrix_records(verdict, names, sizes, prefix)
+    if verdict.case.tier == "full":
+        records += _neighbour_records(verdict, names)
+        records += _population_records(verdict, names)
+    return records
+
+
+def _matrix_records(
+    verdict: Verdict, names: list[str], sizes: Mapping[str, int], prefix: str
+) -> list[Record]:
+    batch = _batch(verdict, sizes)
     matrix = short_matrix(SAMPLE_LENGTHS)
     canonical, others = matrix[0], [(a, "zero") for a in matrix[1:]]
     if verdict.case.tier == "full":
         others += [(a, kind) for a in matrix[-2:] for kind in ("garbage", "nan")]
-        others += [(a, "zero") for a in _populations(batch.rows)]
+    return _arrangement_records(verdict, names, batch, canonical, others, prefix)
+
+
+def _population_records(verdict: Verdict, names: list[str]) -> list[Record]:
+    """Batches one below, at and above every power of two against one large batch."""
+    sizes = smallest_sizes(verdict.case.operator)
+    powers = [2**p for p in range(1, 11)]
+    counts = sorted({n for power in powers for n in (power - 1, power, power + 1)})
+    records = _sweep_records(verdict, names, sizes, MANY_ROWS, counts)
+    if len(sizes) == 1:
+        narrow = dict.fromkeys(sizes, 3)
+        records += _sweep_records(verdict, names, narrow, MOST_ROWS, [32767, 32768])
+    return records
+
+
+def _sweep_records(
+    verdict: Verdict, names: list[str], sizes: Mapping[str, int], rows: int, counts: list[int]
+) -> list[Record]:
+    batch = _batch(verdict, sizes, rows)
+    others = [(one_call(f"first_{n}_of_{rows}", range(n)), "zero") for n in counts]
+    return _arrangement_records(verdict, names, batch, one_call("whole", range(rows)), others)
+
+
+def _arrangement_records(
+    verdict: Verdict,
+    names: list[str],
+    batch: Fixture,
+    canonical: Arrangement,
+    others: list[tuple[Arrangement, str]],
+    prefix: str = "",
+) -> list[Record]:
     expected, base = run_arrangement(verdict.candidate, batch, canonical)
     records = []
     for arrangement, padding in others:
@@ -66,20 +118,27 @@ def row_records(verdict: Verdict, names: list[str]) -> list[Record]:
                     name,
                     rows,
                     reference,
-                    config=arrangement.name + suffix,
+                    config=prefix + arrangement.name + suffix,
                     pair=canonical.name,
                     runs=(base, run),
                     faults=tuple(faults),
                 )
             )
-    if verdict.case.tier == "full":
-        records += _neighbour_records(verdict, names, batch)
     return records
 
 
 def parameter_records(verdict: Verdict) -> list[Record]:
     """Exact parameter gradients of each configuration, and sums over all singletons."""
-    batch = _batch(verdict)
+    records = []
+    for prefix, sizes in judged_sizes(verdict.case.operator, verdict.case.tier).items():
+        records += _parameter_matrix_records(verdict, sizes, prefix)
+    return records
+
+
+def _parameter_matrix_records(
+    verdict: Verdict, sizes: Mapping[str, int], prefix: str
+) -> list[Record]:
+    batch = _batch(verdict, sizes)
     matrix = short_matrix(SAMPLE_LENGTHS)
     single = [a for a in matrix if a.name.startswith("singleton")]
     whole = [a for a in single if not a.name.endswith("chunked_7")]
@@ -90,7 +149,7 @@ def parameter_records(verdict: Verdict) -> list[Record]:
     records = []
     for name, arrangements in groups.items():
         actual, run = summed_states(verdict.candidate, batch, arrangements)
-        records += _state_records(verdict, actual, expected, name, (base, run))
+        records += _state_records(verdict, actual, expected, prefix + name, (base, run))
     return records
 
 
@@ -207,24 +266,13 @@ def _same_sums(actual: torch.Tensor, expected: torch.Tensor) -> bool:
     return same_bits(exact_sum.merge(actual, empty), exact_sum.merge(expected, empty))
 
 
-def _batch(verdict: Verdict) -> Fixture:
-    operator: Operator = verdict.case.operator
-    return fixture(
-        operator,
-        verdict.case.dtype,
-        rows=sum(SAMPLE_LENGTHS),
-        sizes=smallest_sizes(operator),
-        seed=verdict.case.seed,
-    )
+def _batch(verdict: Verdict, sizes: Mapping[str, int], rows: int = sum(SAMPLE_LENGTHS)) -> Fixture:
+    operator, dtype, seed = verdict.case.operator, verdict.case.dtype, verdict.case.seed
+    return fixture(operator, dtype, rows=rows, sizes=sizes, seed=seed)
 
 
-def _populations(rows: int) -> list[Arrangement]:
-    # One row alone, and batches one below and one above the powers of two.
-    sizes = sorted({min(rows, n) for p in range(7) for n in (2**p - 1, 2**p, 2**p + 1) if n})
-    return [chunked(f"batches_of_{n}", list(range(rows)), n) for n in sizes]
-
-
-def _neighbour_records(verdict: Verdict, names: list[str], batch: Fixture) -> list[Record]:
+def _neighbour_records(verdict: Verdict, names: list[str]) -> list[Record]:
+    batch = _batch(verdict, smallest_sizes(verdict.case.operator))
     first = sample_rows(SAMPLE_LENGTHS)[0]
     arrangement = one_call("canonical", range(batch.rows))
     changed = Fixture(

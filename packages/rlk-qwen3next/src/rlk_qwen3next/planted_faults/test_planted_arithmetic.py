@@ -94,6 +94,28 @@ FAULTS = [
         },
         dtype="bfloat16",
     ),
+    # Right at their defaults: only another value tells.
+    Fault(
+        "eps_ignored",
+        plant(OPERATOR, rebound(golden, inverse_rms=lambda x, eps: norm.inverse_rms(x, 1e-6))),
+        {
+            "forward_accuracy": "y rstd",
+            "gradient_accuracy": "dx dgate dweight",
+            "backend_equal": "y rstd dx dgate dweight",
+        },
+    ),
+    Fault(
+        "offset_quantised",
+        plant(
+            OPERATOR,
+            rebound(golden, offset_weight=lambda w, o: norm.offset_weight(w, float(o != 0.0))),
+        ),
+        {
+            "forward_accuracy": "y",
+            "gradient_accuracy": "dx dgate",
+            "backend_equal": "y dx dgate",
+        },
+    ),
     # With an offset of 1 by default, a weight of -0.0 must not turn the sign of y.
     Fault(
         "offset_dropped_zero_centred",
@@ -172,7 +194,7 @@ def failed_configs(fault, judgment, tensor):
 def test_square_plus_1e_4_every_rstd_case_is_red():
     records = by_name("square_plus_1e-4").records()
     cases = [r for r in records if (r.judgment, r.tensor) == ("forward_accuracy", "rstd")]
-    assert len(cases) == 4
+    assert len(cases) == 6
     assert all(r.status == "failed" and "ulp at RMS" in r.reason for r in cases)
 
 

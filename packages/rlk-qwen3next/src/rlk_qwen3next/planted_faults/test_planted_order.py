@@ -14,11 +14,24 @@ from rlk_qwen3next.rms_norm_gated.operator import OPERATOR
 
 # 16: a batch with fewer rows than this is "small" to a tuned kernel.
 SMALL_BATCH = 16
+# 256: from here on a tuned kernel takes its large tiles.
+LARGE_BATCH = 256
 small_chunks = rebound(row_sum, LANE_TERMS=4, CHUNK=128)
 
 
 def row_dot_small_chunks(a, b):
     return (small_chunks if len(a) < SMALL_BATCH else row_sum).row_dot(a, b)
+
+
+def row_dot_small_chunks_of_many(a, b):
+    return (small_chunks if len(a) >= LARGE_BATCH else row_sum).row_dot(a, b)
+
+
+def column_sums_in_pairs_of_many(rows):
+    if len(rows) < LARGE_BATCH:
+        return exact(*rows)
+    even, odd = rows[: len(rows) // 2 * 2].view(-1, 2, rows.shape[1]).unbind(1)
+    return exact(*(even + odd), *rows[len(rows) // 2 * 2 :])
 
 
 def row_dot_split(a, b):
@@ -77,6 +90,28 @@ FAULTS = [
             "gradient_invariance": "dx dgate dweight",
             "order_free": "dweight",
         },
+    ),
+    # No other call of the gates has that many rows: the sweep of the full tier, and order_free.
+    Fault(
+        "block_size_from_256_rows",
+        plant(
+            OPERATOR,
+            rebound(
+                golden,
+                inverse_rms=rebound(norm, row_dot=row_dot_small_chunks_of_many).inverse_rms,
+            ),
+        ),
+        {
+            "forward_invariance": "y rstd",
+            "gradient_invariance": "dx dgate",
+            "order_free": "dweight",
+        },
+        tier="full",
+    ),
+    Fault(
+        "dweight_in_pairs_from_256_rows",
+        with_column_sums(column_sums_in_pairs_of_many),
+        {"order_free": "dweight"},
     ),
     # Only dx takes a row sum of gradients.
     Fault(

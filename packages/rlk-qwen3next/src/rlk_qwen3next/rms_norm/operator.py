@@ -38,8 +38,8 @@ OPERATOR = Operator(
         Tensor("weight", ("N",), ("=x", "float32"), gradient="parameter"),
     ),
     scalars=(
-        Scalar("eps", 1e-6, minimum=0.0),
-        Scalar("weight_offset", 0.0, also=(1.0,)),
+        Scalar("eps", 1e-6, minimum=0.0, also=(0.1,)),
+        Scalar("weight_offset", 0.0, also=(1.0, 0.37)),
         Scalar("rounding", "ieee", choices=("ieee",)),
     ),
     outputs=(Tensor("y", ("...", "N"), ("=x",)),),
