@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Write a complete small operator to start from: it passes every gate untouched.
 
-`python tools/new_operator.py NAME --into DIR` makes an installable package of its own;
+`python tools/new_operator.py NAME` makes an installable package of its own, here or `--into DIR`;
 `--package rlk-NAME` adds a folder to a package of this repository.
 """
 
 import argparse
+import keyword
 import re
 import sys
 from pathlib import Path
@@ -14,6 +15,8 @@ ROOT = Path(__file__).resolve().parents[1]
 TEMPLATE = ROOT / "tools" / "operator_template"
 FOLDER = Path("src") / "rlk_demo" / "demo"  # the operator's folder within the template
 NAME = re.compile(r"[a-z][a-z0-9]*(?:_[a-z0-9]+)*")
+# Modules of an operator's folder; its function stands beside them in the package.
+TAKEN = ("golden", "oracle", "operator", "module", "kernel_triton", "kernel_cuda", "prior_art")
 
 
 def write(source: Path, target: Path, names: dict[str, str]) -> Path:
@@ -52,12 +55,18 @@ def main(arguments: list[str] | None = None) -> int:
     """The exit status: 2 if the name or the place does not fit."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("name", help="the operator: lower case, words joined by _")
-    place = parser.add_mutually_exclusive_group(required=True)
-    place.add_argument("--into", type=Path, metavar="DIR", help="where a new package goes")
+    place = parser.add_mutually_exclusive_group()
+    place.add_argument(
+        "--into", type=Path, metavar="DIR", default=Path(), help="where a new package goes"
+    )
     place.add_argument("--package", metavar="NAME", help="a package of this repository")
     options = parser.parse_args(arguments)
     if not NAME.fullmatch(options.name):
         parser.error(f"name must be lower case words joined by _, got {options.name!r}")
+    if keyword.iskeyword(options.name) or options.name in TAKEN:
+        parser.error(f"name must be no keyword and no module of the folder, got {options.name!r}")
+    if options.name.endswith("_backward"):
+        parser.error(f"name must not end in _backward, got {options.name!r}")
     try:
         if options.package:
             made = new_folder(options.name, options.package)
@@ -69,7 +78,8 @@ def main(arguments: list[str] | None = None) -> int:
             print(f"{made}\ninstall it:  pip install -e {made}")
         print(f"judge it:    rlk gate {options.name}")
     except OSError as error:
-        parser.exit(2, f"new_operator: {error}\n")
+        fault = f"{error.filename} must be writable, got {error.strerror}"
+        parser.exit(2, f"new_operator: {fault if error.strerror else error}\n")
     return 0
 
 

@@ -104,7 +104,10 @@ def test_new_package_one_line_fault_turns_its_gate_red(
     [
         (["Fold", "--into", "x"], "name must be lower case"),
         (["fold-rows", "--into", "x"], "name must be lower case"),
-        (["fold"], "one of the arguments --into --package is required"),
+        (["lambda"], "name must be no keyword and no module of the folder, got 'lambda'"),
+        (["golden"], "name must be no keyword and no module of the folder, got 'golden'"),
+        (["fold_backward"], "name must not end in _backward"),
+        (["fold", "--into", __file__], "must be writable, got Not a directory"),
         (["fold", "--package", "rlk-absent"], "--package must be a folder of packages/"),
     ],
 )
@@ -113,6 +116,12 @@ def test_command_unfit_request_exits_2_with_one_sentence(arguments, words, capsy
         new_operator.main(arguments)
     assert caught.value.code == 2
     assert words in capsys.readouterr().err
+
+
+def test_command_name_alone_makes_a_package_here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert new_operator.main(["fold"]) == 0
+    assert (tmp_path / "rlk-fold" / "pyproject.toml").is_file()
 
 
 def test_command_existing_target_is_left_alone(tmp_path, capsys):

@@ -32,6 +32,8 @@ def check_tensors(operator: Operator, tensors: Sequence[torch.Tensor]) -> dict[s
             raise _error(operator, declared.name, "a tensor", type(tensor).__name__)
         if tensor.layout != torch.strided:
             raise _error(operator, declared.name, "a dense tensor", str(tensor.layout))
+        if tensor.is_nested:
+            raise _error(operator, declared.name, "a dense tensor", "a nested tensor")
         _check_dtype(operator, declared, tensor, first)
         _check_shape(operator, declared, tensor, sizes, first)
         anchor = operator.inputs[0].name

@@ -42,6 +42,19 @@ def require_reverse_mode(name: str, tensors: Sequence[Any]) -> None:
         )
 
 
+def require_single_gradients(name: str, gradients: Sequence[Any]) -> None:
+    """Refuse a batch of output gradients, as of a vectorised Jacobian."""
+    if torch.compiler.is_compiling():
+        return  # compiled autograd takes no batches, and cannot trace the question
+    functorch = torch._C._functorch
+    if any(functorch.is_batchedtensor(g) or functorch.is_legacy_batchedtensor(g)
+           for g in gradients if isinstance(g, torch.Tensor)):  # fmt: skip
+        raise GradientError(
+            f"{name}: the derivative must be of one output gradient at a time, got a batch of "
+            "them; use is_grads_batched=False or vectorize=False"
+        )
+
+
 def require_autograd(name: str) -> None:
     """Refuse torch.func.grad and its relatives."""
     if torch._C._functorch.peek_interpreter_stack() is not None:
@@ -89,6 +102,7 @@ def make_function(execution: "Execution") -> type[torch.autograd.Function]:
 
         @staticmethod
         def backward(ctx: Any, *gradients: Any) -> Any:
+            require_single_gradients(operator.name, gradients)
             tensors = ctx.saved_tensors
             needs = {
                 t.name: needed

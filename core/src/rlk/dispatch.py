@@ -96,6 +96,7 @@ def choose(operator: Chooser, device: torch.device, requested: str) -> Choice:
         PlatformError: rlk is not validated on this platform or GPU generation.
         BackendError: no backend, or not the requested one, can run here.
     """
+    require_name(operator.name, requested)
     key = (operator.name, device, requested)
     choice = _choices.get(key)
     if choice is None or choice.backend not in operator.backends:
@@ -105,6 +106,12 @@ def choose(operator: Chooser, device: torch.device, requested: str) -> Choice:
         choice = (_request if by_request else _automatic)(operator, platform, requested)
         _choices[key] = choice
     return choice
+
+
+def require_name(operator: str, requested: object) -> None:
+    """Refuse a backend request that is no name."""
+    if not isinstance(requested, str):
+        raise BackendError(f"{operator}: backend must be a name, got {requested!r}")
 
 
 def forget_choices() -> None:

@@ -134,12 +134,13 @@ def _driver(device: torch.device) -> str | None:
 def _matmul_keeps_float32(device: torch.device) -> bool:
     # TF32 and BF16 have no bit for 2^-12 beside 1.
     value = 1.0 + 2.0**-12
-    product = torch.full((_SIDE, _SIDE), value, device=device) @ torch.eye(_SIDE, device=device)
+    options: dict[str, Any] = {"dtype": torch.float32, "device": device}
+    product = torch.full((_SIDE, _SIDE), value, **options) @ torch.eye(_SIDE, **options)
     return bool((product == value).all())
 
 
 def _flushes_subnormals(device: torch.device) -> bool:
-    smallest_normal = torch.full((_SIDE,), 2.0**-126, device=device)
+    smallest_normal = torch.full((_SIDE,), 2.0**-126, dtype=torch.float32, device=device)
     return not bool((smallest_normal * 0.5 > 0).all())
 
 

@@ -38,6 +38,7 @@ class Execution:
         """A call's arguments in the order of the schema, scalars checked."""
         checked = check_scalars(self.operator, {**self._fixed, **scalars})
         requested = dispatch.requested_backend() if backend is None else backend
+        dispatch.require_name(self.operator.name, requested)
         return *tensors, *checked.values(), requested
 
     def call(self, *arguments: Any) -> tuple[torch.Tensor, ...]:

@@ -10,6 +10,7 @@ kernel with small steps.
 import importlib.util
 import os
 import sys
+import threading
 from typing import Any
 
 from rlk.errors import PlatformError
@@ -19,6 +20,8 @@ _VARIABLE = "TRITON_INTERPRET"
 _TRUE = ("1", "true", "on", "y", "yes")
 
 _enabled = False
+# Triton's interpreter keeps one grid, and one prepared language, for the process.
+_launching = threading.RLock()
 
 
 def enable() -> None:
@@ -101,7 +104,7 @@ def _correct(triton_interpreter: Any) -> None:
 def _prepare_once(triton_interpreter: Any) -> None:
     """Prepare the language once a launch for each module, not at every call between kernels.
 
-    Launches are silent about overflow and invalid operations, as on a GPU.
+    Launches run one at a time, and are silent about overflow and invalid operations, as on a GPU.
     """
     import numpy as np
 
@@ -110,9 +113,9 @@ def _prepare_once(triton_interpreter: Any) -> None:
     prepared: set[int] = set()
 
     def quiet_launch(self: Any, *args: Any, **options: Any) -> Any:
-        # The end of a launch undoes the preparation.
-        prepared.clear()
-        with np.errstate(all="ignore"):
+        with _launching, np.errstate(all="ignore"):
+            # The end of a launch undoes the preparation.
+            prepared.clear()
             return launch(self, *args, **options)
 
     def prepared_call(self: Any, *args: Any, **options: Any) -> Any:

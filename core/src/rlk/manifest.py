@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Workload manifests: what a model is, which sizes occur in it, and how it is judged.
 
-A manifest is JSON. It is read strictly: anything missing, unknown, repeated, null or inconsistent
-raises one WorkloadError that names the path of the bad value. `python -m rlk.manifest FILE`
-checks a manifest, and with `--write` first puts its two digests right.
+A manifest is JSON in UTF-8. It is read strictly: anything missing, unknown, repeated, null or
+inconsistent raises one WorkloadError that names the path of the bad value.
+`python -m rlk.manifest FILE` checks a manifest, and with `--write` first puts its digests right.
 """
 
 import argparse
@@ -80,12 +80,20 @@ def parse(source: str | Path | bytes) -> dict[str, Any]:
     """
     try:
         text = source if isinstance(source, bytes) else Path(source).read_bytes()
-        document = json.loads(text, object_pairs_hook=_pairs, parse_constant=_Refused)
+        # A str: of bytes, json would guess UTF-16 and UTF-32.
+        document = json.loads(text.decode(), object_pairs_hook=_pairs, parse_constant=_Refused)
+        json.dumps(document, ensure_ascii=False).encode()  # fails for a lone surrogate
+        refused = [(path, value) for path, value in _walk("$", document) if type(value) is _Refused]
+    except RecursionError as error:
+        raise _error("$", "readable JSON", "too deep a nesting") from error
+    except UnicodeDecodeError as error:
+        raise _error("$", "readable JSON in UTF-8", "another encoding") from error
+    except UnicodeEncodeError as error:
+        raise _error("$", "readable JSON", "a lone surrogate in a string") from error
     except (OSError, ValueError) as error:
-        raise WorkloadError(f"manifest: $ must be readable JSON, got {error}") from error
-    for path, value in _walk("$", document):
-        if isinstance(value, _Refused):
-            raise _error(path, "a plain JSON value", str(value))
+        raise _error("$", "readable JSON", error) from error
+    for path, value in refused:
+        raise _error(path, "a plain JSON value", str(value))
     if not isinstance(document, dict):
         raise _error("$", "an object", type(document).__name__)
     return document

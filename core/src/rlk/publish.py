@@ -15,7 +15,7 @@ from torch._C import _AutoDispatchBelowAutograd
 
 from rlk.arguments import check_gradients, check_tensors
 from rlk.autograd import first_order_only, require_autograd, require_reverse_mode
-from rlk.errors import ArgumentError
+from rlk.errors import ArgumentError, RlkError
 from rlk.execution import Execution, rounding_backend
 from rlk.operator import Operator
 from rlk.reduce import exact_sum
@@ -66,7 +66,17 @@ class Published(Execution):
 
 
 def publish(operator: Operator) -> Published:
-    """Define an operator for torch from its declaration."""
+    """Define an operator for torch from its declaration.
+
+    Raises:
+        RlkError: torch already has an operator of this name.
+    """
+    for name in (operator.name, f"{operator.name}_backward"):
+        if hasattr(torch.ops.rlk, name):
+            raise RlkError(
+                f"{operator.name}: name must be new to torch, got torch.ops.rlk.{name} defined "
+                "before; rename the operator or publish it once"
+            )
     return Published(operator)
 
 

@@ -266,3 +266,24 @@ def test_hessian_raises_instead_of_being_zero(call):
     x, weight = (t.detach() for t in leaves(2, 4))
     with pytest.raises(GradientError, match="second differentiation"):
         torch.autograd.functional.hessian(lambda a: call(a, weight).sum(), x)
+
+
+@every_path
+@pytest.mark.parametrize("batch", ["is_grads_batched", "vectorized jacobian"])
+def test_batch_of_output_gradients_is_refused_with_what_to_do(call, batch):
+    x, weight = leaves(2, 4)
+    y = call(x, weight)
+    run = {
+        "is_grads_batched": lambda: torch.autograd.grad(
+            y, (x, weight), torch.ones(3, *y.shape), is_grads_batched=True
+        ),
+        "vectorized jacobian": lambda: torch.autograd.functional.jacobian(
+            lambda a: call(a, weight), x, vectorize=True
+        ),
+    }[batch]
+    with pytest.raises(GradientError) as caught:
+        run()
+    assert str(caught.value) == (
+        "tiny_autograd: the derivative must be of one output gradient at a time, got a batch of "
+        "them; use is_grads_batched=False or vectorize=False"
+    )

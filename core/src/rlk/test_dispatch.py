@@ -268,3 +268,11 @@ def test_backward_parameter_gradient_is_rounded_as_requested(monkeypatch, reques
     assert [(launch.operator, launch.direction) for launch in launches] == [
         ("tiny", direction) for direction in ("forward", *["backward"] * 3)
     ]
+
+
+@pytest.mark.parametrize("requested", [None, 0, ["good"], {}], ids=repr)
+def test_choose_request_that_is_no_name_is_refused(requested):
+    operator, _ = declare(good=tiny_backend("good"))
+    with pytest.raises(BackendError) as caught:
+        dispatch.choose(operator, CPU, requested)
+    assert str(caught.value) == f"tiny: backend must be a name, got {requested!r}"

@@ -97,3 +97,18 @@ def test_source_of_a_package_another_checkout_does_not_track_is_null(checkout):
     (installed / "__init__.py").write_text("")
     environment._source.cache_clear()
     assert environment._source(installed) == {"commit": None, "dirty": None}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16], ids=str)
+def test_arithmetic_under_another_default_dtype_is_that_of_float32(dtype):
+    cpu, default = torch.device("cpu"), torch.get_default_dtype()
+    flushes = torch.set_flush_denormal(True)
+    try:
+        torch.set_default_dtype(dtype)
+        assert environment._flushes_subnormals(cpu) == flushes
+        torch.set_flush_denormal(False)
+        assert not environment._flushes_subnormals(cpu)
+        assert environment._matmul_keeps_float32(cpu)
+    finally:
+        torch.set_flush_denormal(False)
+        torch.set_default_dtype(default)

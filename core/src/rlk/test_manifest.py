@@ -122,6 +122,22 @@ def test_load_missing_file_is_refused(tmp_path):
         load_manifest(tmp_path / "absent.json")
 
 
+@pytest.mark.parametrize(
+    ("text", "got"),
+    [
+        (b'{"a": ' + b"[" * 100_000, "got too deep a nesting"),
+        (b'{"a": "\\ud800"}', "got a lone surrogate in a string"),
+        (b'{"\\udfff": 1}', "got a lone surrogate in a string"),
+        ('{"a": 1}'.encode("utf-16"), "in UTF-8, got another encoding"),
+        ('{"a": 1}'.encode("utf-16-le"), "got Expecting property name"),
+        ('{"a": 1}'.encode("utf-8-sig"), "got Unexpected UTF-8 BOM"),
+    ],
+)
+def test_load_nesting_and_encodings_beyond_plain_json_are_refused(text, got):
+    with pytest.raises(WorkloadError, match=rf"\$ must be readable JSON.*{got}"):
+        load_manifest(text)
+
+
 def test_load_sizes_that_do_not_add_up_are_refused(document):
     document["weights"]["shards"][0]["size"] = 11
     with pytest.raises(WorkloadError, match=r"\$\.weights\.files_total_bytes must be 11"):

@@ -11,7 +11,7 @@ from torch.func import functionalize
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlk.compare import assert_same_bits
-from rlk.errors import ArgumentError, BackendError
+from rlk.errors import ArgumentError, BackendError, RlkError
 from rlk.execution import Execution
 from rlk.operator import Backend, Scalar, Tensor
 from rlk.publish import is_plain, publish
@@ -282,3 +282,37 @@ def test_backend_transposed_results_become_contiguous_with_equal_values():
     for got, want in zip(forward + backward, (y, peak, y, exact_sum.new(4)), strict=True):
         assert_same_bits(got, want)
         assert got.is_contiguous()
+
+
+def test_publish_name_twice_is_refused_and_leaves_the_first_in_place():
+    for _ in range(2):
+        with pytest.raises(RlkError) as caught:
+            publish(tiny_operator("tiny_publish"))
+        assert str(caught.value) == (
+            "tiny_publish: name must be new to torch, got torch.ops.rlk.tiny_publish defined "
+            "before; rename the operator or publish it once"
+        )
+    x, weight = inputs(2, 4)
+    assert_same_bits(*published((x, weight), SCALARS), expected(x, weight)[0])
+
+
+@pytest.mark.parametrize("kind", ["plain", "meta"])
+@pytest.mark.parametrize("backend", [5, ["golden"], torch.device("cpu")], ids=str)
+def test_call_backend_that_is_no_name_is_refused_on_every_path(backend, kind):
+    x, weight = inputs(2, 4)
+    if kind == "meta":
+        x, weight = x.to("meta"), weight.to("meta")
+    with pytest.raises(BackendError) as caught:
+        published((x, weight), SCALARS, backend)
+    assert str(caught.value) == f"tiny_publish: backend must be a name, got {backend!r}"
+
+
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged], ids=str)
+def test_call_nested_tensor_is_refused_by_one_sentence(layout):
+    x, weight = inputs(2, 4)
+    nested = torch.nested.nested_tensor([x, x[:1]], layout=layout)
+    for leaf in (nested, nested.requires_grad_()):
+        with pytest.raises(ArgumentError) as caught:
+            published((leaf, weight), SCALARS)
+        got = "a nested tensor" if layout == torch.strided else "torch.jagged"
+        assert str(caught.value) == f"tiny_publish: x must be a dense tensor, got {got}"

@@ -1,6 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line `rlk`: exit status 0 passed, 1 judged red, 2 usage or environment error."""
+"""The command line `rlk`.
 
+Exit status: 0 passed, 1 judged red or interrupted, 2 usage or environment error.
+"""
+
+import os
+import signal
+import sys
 from typing import Any
 
 import typer
@@ -40,7 +46,6 @@ class Commands(TyperGroup):
 
 app = typer.Typer(
     cls=Commands,
-    help="Batch-invariant GPU operators: what is installed, and whether its claims hold.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -50,7 +55,10 @@ app = typer.Typer(
 
 @app.callback()
 def start() -> None:
-    """Batch-invariant GPU operators: what is installed, and whether its claims hold."""
+    """Batch-invariant GPU operators: what is installed, and whether its claims hold.
+
+    Exit status: 0 passed, 1 judged red or interrupted, 2 usage or environment error.
+    """
     # Before a command imports Triton kernels: they decide at import how they run.
     interpreter.enable_without_gpu()
 
@@ -65,5 +73,20 @@ app.command()(gate)
 
 
 def main() -> None:
-    """The program `rlk`."""
-    app(prog_name="rlk")
+    """Run the command of this process's arguments."""
+    try:
+        try:
+            app(prog_name="rlk")
+        finally:
+            sys.stdout.flush()
+    except OSError as error:
+        complain(f"{error.filename or 'output'} must be usable, got {error.strerror or error}")
+        # The interpreter flushes once more at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(CANNOT_JUDGE)
+    except KeyboardInterrupt:  # a second one, while the first was answered
+        complain("interrupted")
+        sys.exit(RED)
+    finally:
+        # What is left is the end of the process.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -41,4 +41,6 @@ def _fault(operator: Operator) -> str | None:
     try:
         return golden_hashes.stale(operator)
     except RlkError as error:
+        if isinstance(error.__cause__, OSError):
+            raise
         return str(error)

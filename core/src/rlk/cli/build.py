@@ -2,6 +2,7 @@
 """`rlk build`: compile CUDA kernels before their first call."""
 
 import os
+import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
@@ -83,9 +84,20 @@ def _compile(modules: dict[str, KernelModule], archs: Sequence[str]) -> dict[tup
         running = {pool.submit(modules[name].binary, arch): (name, arch) for name, arch in wanted}
         for future in as_completed(running):
             name, arch = running[future]
-            done[name, arch] = future.result()
+            try:
+                done[name, arch] = future.result()
+            except BackendError as error:
+                raise BackendError(_one_sentence(str(error))) from error
             step(len(done), f"{name} {arch}")
     return done
+
+
+def _one_sentence(message: str) -> str:
+    """A compiler's message with its first error line alone."""
+    sentence, *log = message.splitlines()
+    faults = [line for line in log if re.search(r"\b(error|fatal)\b", line)]
+    faults = [line for line in faults if not line.startswith("FAILED")] or log
+    return " ".join([sentence, *faults[:1]])
 
 
 def _row(name: str, arch: str, library: Path) -> tuple[object, ...]:

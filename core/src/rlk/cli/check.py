@@ -2,6 +2,8 @@
 """`rlk check`: one accuracy run of the function that users call, on a shape of one's own."""
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from math import prod
 from typing import Annotated
@@ -24,6 +26,9 @@ _COLUMNS = (
     "correctly rounded", "bound", "verdict",
 )  # fmt: skip
 
+# 32 GiB for each FP64 tensor of the oracle; enough to overflow a 32-bit index.
+_MAX_ELEMENTS = 2**32
+
 
 def check(
     operator: Annotated[str, typer.Argument(metavar="OP", help="Name of the operator.")],
@@ -33,16 +38,19 @@ def check(
     shape: Annotated[
         str | None, typer.Option(help="Shape of the first input, such as 4,16,2048.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the inputs.")] = DEFAULT_SEED,
+    seed: Annotated[
+        int, typer.Option(min=0, max=select.MAX_SEED, help="Seed of the inputs.")
+    ] = DEFAULT_SEED,
     grad: Annotated[bool, typer.Option(help="Judge the gradients too.")] = True,
 ) -> None:
     """Hold one run against the FP64 oracle; exit status 0 within the contract, 1 outside."""
     (declared,) = select.named([operator])
     place = _device(device)
     chosen = select.backend_for(declared, place, backend)
-    batch = _inputs(declared, dtype, shape, seed)
-    results = run(declared, batch, place, backend, grad=grad)
-    judged = _judge(declared, batch, results)
+    with _memory(shape):
+        batch = _inputs(declared, dtype, shape, seed)
+        results = run(declared, batch, place, backend, grad=grad)
+        judged = _judge(declared, batch, results)
     faults = [f"{name}: {fault}" for name, found in judged.items() for fault in found.faults]
     if results.backends != {chosen}:
         ran = ", ".join(sorted(results.backends)) or "nothing"
@@ -54,6 +62,19 @@ def check(
     rate = f"{100 * within / total:.4f} % of {total} elements within the contract"
     console().print(f"{'failed' if faults else 'passed'}: {rate}")
     raise typer.Exit(1 if faults else 0)
+
+
+@contextmanager
+def _memory(shape: str | None) -> Iterator[None]:
+    """Where an allocation that fails is the fault of the shape asked for."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        # On the CPU, torch raises a plain RuntimeError.
+        exhausted = isinstance(error, MemoryError | torch.OutOfMemoryError)
+        if not exhausted and "allocate memory" not in str(error):
+            raise
+        raise RlkError(f"check: --shape must fit into memory, got {shape!r}") from error
 
 
 def _judge(operator: Operator, batch: Fixture, results: Results) -> dict[str, Accuracy]:
@@ -140,8 +161,11 @@ def _axes(shape: str, wanted: str, symbols: tuple[str, ...], has_rows: bool) -> 
     """The sizes written in `shape`, as many as the declaration wants."""
     parts = re.split("[,x]", shape.strip("[]() "))
     error = RlkError(f"check: --shape must be positive integers for {wanted}, got {shape!r}")
-    if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
+    if not all(re.fullmatch(r"\s*0*[1-9][0-9]{0,18}\s*", part) for part in parts):
         raise error
     if len(parts) < len(symbols) or (len(parts) > len(symbols) and not has_rows):
         raise error
-    return [int(part) for part in parts]
+    axes = [int(part) for part in parts]
+    if prod(axes) > _MAX_ELEMENTS:
+        raise RlkError(f"check: --shape must be of at most 2**32 elements, got {shape!r}")
+    return axes

@@ -40,7 +40,9 @@ def gate(
         str | None,
         typer.Option(metavar="ID", help="Judge one OPERATOR/BACKEND/JUDGMENT/DTYPE."),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the inputs.")] = DEFAULT_SEED,
+    seed: Annotated[
+        int, typer.Option(min=0, max=select.MAX_SEED, help="Seed of the inputs.")
+    ] = DEFAULT_SEED,
     dump: Annotated[
         Path | None, typer.Option(help="Folder for the tensors of failing comparisons.")
     ] = None,
@@ -59,15 +61,16 @@ def gate(
         try:
             finished = _judge(planned, dump, records)
         finally:
-            report = gates.summarise(
-                records,
-                tier=tier.value,
-                seed=seed,
-                environment=facts,
-                workload=workload,
-                interrupted=not finished,
-            )
-            write(report)
+            with report_file.uninterrupted():
+                report = gates.summarise(
+                    records,
+                    tier=tier.value,
+                    seed=seed,
+                    environment=facts,
+                    workload=workload,
+                    interrupted=not finished,
+                )
+                write(report)
     out = console()
     for line in failures(records):
         out.print(line, soft_wrap=True)

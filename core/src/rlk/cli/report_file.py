@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where reports go: proven writable before any work, written however the work ends."""
 
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -40,6 +41,16 @@ def writer(path: Path | None) -> Iterator[Callable[[Report], None]]:
 
     with file:
         yield write
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Ignore Ctrl-C: a second one must not cut the report short."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def json_schema() -> dict[str, Any]:

@@ -11,6 +11,9 @@ from rlk.cli.console import complain
 from rlk.errors import BackendError, RlkError
 from rlk.operator import Operator
 
+# What each option --seed takes; generators multiply it, in 64 bits.
+MAX_SEED = 2**32 - 1
+
 
 def installed() -> dict[str, Operator]:
     """All operators by name; packages that cannot be imported are named on standard error."""

@@ -6,11 +6,14 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from rlk import cli, registry
+from rlk.errors import BackendError
+from rlk.gates import golden_hashes
 
 GPU = torch.cuda.is_available()
 
@@ -132,6 +135,8 @@ def test_check_backend_that_reports_nothing_exits_one(invoke, twice, monkeypatch
     [
         ("--shape", "3,0", "check: --shape must be positive integers for [..., N], got '3,0'"),
         ("--shape", "", "check: --shape must be positive integers for [..., N], got ''"),
+        ("--shape", "9" * 5000, "check: --shape must be positive integers for [..., N], got '999"),
+        ("--shape", "9999999,9999999", "check: --shape must be of at most 2**32 elements, got"),
         ("--dtype", "int8", "check: --dtype must be one of float32, bfloat16, float16, got 'int8'"),
         ("--device", "moon", "check: --device must be cpu, cuda or cuda:N, got 'moon'"),
         ("--device", "cuda:99", "check: --device must be present, got 'cuda:99'"),
@@ -146,6 +151,71 @@ def test_check_bad_option_exits_two_with_one_sentence(invoke, option, value, sen
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr.startswith(f"rlk: {sentence}")
     assert result.stderr.count("\n") == 1
+
+
+def test_check_shape_beyond_memory_exits_two(invoke, twice, monkeypatch):
+    def forward(x):
+        return (x.new_empty(2**60),)
+
+    monkeypatch.setattr(twice.backend("golden").load(), "forward", forward)
+    result = invoke("check", "twice", "--device", "cpu", "--shape", "2,3")
+    assert result.exit_code == 2
+    assert result.stderr == "rlk: check: --shape must fit into memory, got '2,3'\n"
+
+
+@pytest.mark.parametrize("command", ["check", "gate"])
+@pytest.mark.parametrize("seed", ["-1", "4294967296", "99999999999999999999999"])
+def test_seed_out_of_range_exits_two(invoke, command, seed):
+    result = invoke(command, "twice", "--seed", seed)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "Error: Invalid value for '--seed': " in result.stderr
+
+
+def test_bits_unreadable_hashes_exit_two(invoke, monkeypatch, tmp_path):
+    monkeypatch.setattr(golden_hashes, "path", lambda operator: tmp_path)
+    result = invoke("bits", "twice")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.endswith("must be readable, got Is a directory\n")
+
+
+def test_build_refused_architecture_exits_two_with_the_first_error(invoke, monkeypatch):
+    def binary(arch):
+        raise BackendError(
+            f"build: a.cu must compile, got\nFAILED: nvcc error\nnvcc fatal : {arch}\nx"
+        )
+
+    module = SimpleNamespace(binary=binary)
+    monkeypatch.setitem(cli.build.__globals__, "_modules", lambda *_: {"twice": module})
+    result = invoke("build", "twice", "--arch", "sm_1")
+    assert result.exit_code == 2
+    assert result.stderr.splitlines()[-1] == (
+        "rlk: build: a.cu must compile, got nvcc fatal : sm_1"
+    )
+
+
+@pytest.mark.parametrize("arguments", [("list",), ("env",), ("env", "--json"), ("--help",)])
+def test_program_output_that_cannot_be_written_exits_two(program, arguments):
+    with open("/dev/full", "w") as full:
+        running = program(*arguments, stdout=full)
+        _, err = running.communicate()
+    assert (running.returncode, err) == (
+        2, "rlk: output must be usable, got No space left on device\n",
+    )  # fmt: skip
+
+
+def test_program_interrupted_while_it_loads_says_so(environment):
+    code = """if True:
+        import os, rlk_program, signal, sys
+        class Interrupt:
+            def find_spec(*_):
+                os.kill(os.getpid(), signal.SIGINT)
+        sys.meta_path.insert(0, Interrupt)
+        rlk_program.main()
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (1, "rlk: interrupted\n")
 
 
 def test_unknown_option_of_any_command_exits_two(invoke):

@@ -195,6 +195,19 @@ def test_gate_interrupted_run_keeps_the_finished_records(invoke, judged, report)
     assert "interrupted: 14 comparisons, 2 records passed" in result.stdout
 
 
+def test_gate_interrupt_while_the_report_is_written_is_ignored(invoke, judged, report, monkeypatch):
+    judged(lambda case: [passed(case)])
+    summarise = gates.summarise
+
+    def interrupted(*arguments, **options):
+        os.kill(os.getpid(), signal.SIGINT)
+        return summarise(*arguments, **options)
+
+    monkeypatch.setattr(gates, "summarise", interrupted)
+    assert invoke("gate", "--case", CASE, "--json", report.path).exit_code == 0
+    assert report.read()["passed"]
+
+
 def test_gate_old_report_is_replaced(invoke, judged, report):
     judged(lambda case: [passed(case)])
     report.path.write_text("{}" * 100_000)

@@ -31,19 +31,30 @@ EXP_COEFFICIENTS = (
 # Beyond these the result is +Inf and +0 anyway; between them the exponent fields do not wrap.
 EXP_HIGHEST = 89.0
 EXP_LOWEST = -104.0
+# Named, because Python computes a written-out constant once, when it compiles.
+_SMALLEST_NORMAL, _HALF = 2.0**-1022, 0.5
+_ONE, _STEP, _HALF_STEP = 1.0, 2.0**-52, 2.0**-53
 
 
 def require_subnormals() -> None:
-    """Raise if this process flushes subnormal numbers to zero.
+    """Raise if this thread flushes subnormal numbers to zero, or does not round to nearest even.
+
+    A thread's modes hold for FP32 and FP64 alike, so Python's own numbers show them, whatever
+    torch's default dtype and device.
 
     Raises:
-        PlatformError: a subnormal product came out as 0.
+        PlatformError: a subnormal product came out as 0, or a tie did not round to even.
     """
-    smallest_normal = torch.full((2,), 2.0**-126)
-    if (smallest_normal * torch.full((2,), 0.5)).view(torch.int32).count_nonzero() != 2:
+    if not _SMALLEST_NORMAL * _HALF > 0:
         raise PlatformError(
             "golden: subnormal numbers must be kept, got them flushed to zero; "
             "call torch.set_flush_denormal(False)"
+        )
+    # Ties above an even and above an odd significand: each directed mode gets one of them wrong.
+    if _ONE + _HALF_STEP != _ONE or (_ONE + _STEP) + _HALF_STEP == _ONE + _STEP:
+        raise PlatformError(
+            "golden: rounding must be to nearest even, got another mode; "
+            "call fesetround(FE_TONEAREST)"
         )
 
 

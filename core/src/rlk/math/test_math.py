@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Golden functions against correctly rounded MPFR arithmetic and FP64."""
 
+import ctypes
+import platform
 from collections.abc import Callable, Iterator
 
 import gmpy2
@@ -192,3 +194,31 @@ def test_require_subnormals_flushing_process_is_refused() -> None:
             golden.require_subnormals()
     finally:
         torch.set_flush_denormal(False)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16], ids=str)
+def test_require_subnormals_does_not_depend_on_default_dtype_and_device(dtype: torch.dtype) -> None:
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.device("meta"):
+            golden.require_subnormals()
+            if torch.set_flush_denormal(True):
+                with pytest.raises(PlatformError, match="set_flush_denormal"):
+                    golden.require_subnormals()
+    finally:
+        torch.set_flush_denormal(False)
+        torch.set_default_dtype(default)
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="needs the rounding modes of x86")
+@pytest.mark.parametrize("mode", [0x400, 0x800, 0xC00], ids=["down", "up", "toward zero"])
+def test_require_subnormals_directed_rounding_is_refused(mode: int) -> None:
+    library = ctypes.CDLL(None)
+    assert library.fesetround(mode) == 0
+    try:
+        with pytest.raises(PlatformError, match="rounding must be to nearest even"):
+            golden.require_subnormals()
+    finally:
+        library.fesetround(0)
+    golden.require_subnormals()

@@ -102,7 +102,12 @@ def test_gated_module_weight_is_built_where_and_as_asked():
     ("eps", "complaint"),
     [(-1.0, "a finite float32 of at least 0.0, got -1.0"), (True, "a number, got True")],
 )
-def test_gated_module_wrong_eps_is_refused_when_it_is_built(eps, complaint):
+@pytest.mark.parametrize(
+    ("build", "name"),
+    [(RMSNorm, "rms_norm"), (Qwen3NextRMSNorm, "qwen3_next_rms_norm"),
+     (Qwen3NextRMSNormGated, "rms_norm_gated")],
+)  # fmt: skip
+def test_module_wrong_eps_is_refused_when_it_is_built(build, name, eps, complaint):
     with pytest.raises(ArgumentError) as caught:
-        Qwen3NextRMSNormGated(8, eps=eps)
-    assert str(caught.value) == f"rms_norm_gated: eps must be {complaint}"
+        build(8, eps=eps)
+    assert str(caught.value) == f"{name}: eps must be {complaint}"

@@ -9,7 +9,7 @@ import torch
 
 from rlk import backends
 from rlk.dispatch import AUTO, choose
-from rlk.errors import ArgumentError
+from rlk.errors import ArgumentError, GradientError
 from rlk.launch import start_golden
 from rlk.operator import Backend
 from rlk.reduce.exact_sum import golden
@@ -28,11 +28,15 @@ def new(columns: int, device: torch.device | str | None = None) -> torch.Tensor:
         state: [13, C], int64. Rows 0 to 9 hold sum(state[k] * 2^(32 * k - 149)), rows 10 to 12
             count NaN, +Inf and -Inf. States may be added elementwise, as by an all-reduce.
     Raises:
-        ArgumentError: columns is not a count.
+        ArgumentError: columns is not a count, or device no device of torch.
     """
     if isinstance(columns, bool) or not isinstance(columns, int) or columns < 0:
         raise _error("columns", "a non-negative int", repr(columns))
-    return golden.new(columns, device)
+    try:
+        place = None if device is None else torch.device(device)
+    except (RuntimeError, TypeError):
+        raise _error("device", "a device of torch", repr(device)) from None
+    return golden.new(columns, place)
 
 
 def add_rows(
@@ -44,7 +48,7 @@ def add_rows(
 
     Args:
         state: [13, C], int64; not written to.
-        rows: [R, C], FP32, BF16 or FP16, any strides; R may be 0.
+        rows: [R, C], FP32, BF16 or FP16, any strides, without gradient; R may be 0.
         backend: "golden" or "triton"; None chooses by device.
     Returns:
         state: [13, C], int64, normalised: rows 0 to 8 in [0, 2^32).
@@ -53,9 +57,14 @@ def add_rows(
     Raises:
         ArgumentError: shape, dtype or device does not fit; the message names the argument.
         BackendError: the backend asked for cannot run here.
+        GradientError: rows want a gradient, which the state would drop.
     """
     _check_state("state", state)
     _check_dense("rows", rows)
+    if torch.is_grad_enabled() and rows.requires_grad:
+        raise GradientError(
+            "exact_sum: rows must be without gradient, got requires_grad=True; detach it"
+        )
     if rows.dtype not in FORMATS:
         raise _error("rows", "float32, bfloat16 or float16", str(rows.dtype))
     columns = state.shape[1]
@@ -110,7 +119,7 @@ def round(state: torch.Tensor, dtype: torch.dtype, *, backend: str | None = None
         BackendError: the backend asked for cannot run here.
     """
     _check_state("state", state)
-    if dtype not in FORMATS:
+    if not isinstance(dtype, torch.dtype) or dtype not in FORMATS:
         raise _error("dtype", "float32, bfloat16 or float16", str(dtype))
     return _step("round", state.device, backend)(state, dtype)
 
@@ -144,7 +153,7 @@ BACKENDS = tuple(b.name for b in _STEPS.backends)
 
 def _step(name: str, device: torch.device, requested: str | None) -> Any:
     """The function `name` of the backend that runs this call."""
-    choice = choose(_STEPS, device, requested or AUTO)
+    choice = choose(_STEPS, device, AUTO if requested is None else requested)
     if choice.module is golden:
         start_golden(f"exact_sum.{name}", golden.__file__)
     return getattr(choice.module, name)
@@ -163,6 +172,8 @@ def _check_dense(name: str, tensor: torch.Tensor) -> None:
         raise _error(name, "a tensor", type(tensor).__name__)
     if tensor.layout != torch.strided:
         raise _error(name, "a dense tensor", str(tensor.layout))
+    if tensor.is_nested:
+        raise _error(name, "a dense tensor", "a nested tensor")
 
 
 def _check_device(name: str, tensor: torch.Tensor, like: str, other: torch.Tensor) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from rlk import interpreter
 from rlk.compare import assert_same_bits
-from rlk.errors import ArgumentError, BackendError
+from rlk.errors import ArgumentError, BackendError, GradientError
 from rlk.reduce import exact_sum
 from rlk.reduce.exact_sum.hard_cases import CASES, Case
 
@@ -340,3 +340,37 @@ def test_call_bad_argument_names_it(message: str) -> None:
 def test_backend_unknown_name_is_refused() -> None:
     with pytest.raises(BackendError, match="must be one of auto, cuda, triton, golden, got 'fast'"):
         exact_sum.merge(STATE, STATE, backend="fast")
+
+
+def test_add_rows_that_want_a_gradient_are_refused_unless_none_is_recorded() -> None:
+    rows = torch.ones(2, 3, requires_grad=True)
+    with pytest.raises(GradientError) as caught:
+        exact_sum.add_rows(exact_sum.new(3), rows)
+    assert str(caught.value) == (
+        "exact_sum: rows must be without gradient, got requires_grad=True; detach it"
+    )
+    with torch.no_grad():
+        state = exact_sum.add_rows(exact_sum.new(3), rows)
+    assert exact_sum.round(state, torch.float32).tolist() == [2.0] * 3
+
+
+@pytest.mark.parametrize("dtype", ["float32", [torch.float32], None, {}], ids=repr)
+def test_round_dtype_of_another_type_is_refused(dtype: object) -> None:
+    with pytest.raises(ArgumentError) as caught:
+        exact_sum.round(exact_sum.new(3), dtype)
+    assert str(caught.value) == (
+        f"exact_sum: dtype must be float32, bfloat16 or float16, got {dtype}"
+    )
+
+
+@pytest.mark.parametrize("device", ["abacus", 1.5, ["cpu"]], ids=repr)
+def test_new_device_that_torch_does_not_know_is_refused(device: object) -> None:
+    with pytest.raises(ArgumentError) as caught:
+        exact_sum.new(3, device)
+    assert str(caught.value) == f"exact_sum: device must be a device of torch, got {device!r}"
+
+
+@pytest.mark.parametrize("backend", ["", 0, ["golden"]], ids=repr)
+def test_backend_that_is_no_name_is_refused(backend: object) -> None:
+    with pytest.raises(BackendError, match="exact_sum: backend must be"):
+        exact_sum.merge(exact_sum.new(3), exact_sum.new(3), backend=backend)

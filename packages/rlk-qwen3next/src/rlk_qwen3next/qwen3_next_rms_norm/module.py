@@ -4,7 +4,10 @@
 import torch
 from torch import nn
 
+from rlk.arguments import check_scalars
+
 from . import qwen3_next_rms_norm
+from .operator import OPERATOR
 
 
 class Qwen3NextRMSNorm(nn.Module):
@@ -13,9 +16,12 @@ class Qwen3NextRMSNorm(nn.Module):
     Args:
         dim: N, the length of a row.
         eps: added to the mean square; unitless.
+    Raises:
+        ArgumentError: eps is not one the operator defines.
     """
 
     def __init__(self, dim: int, eps: float = 1e-6) -> None:
+        check_scalars(OPERATOR, {**{s.name: s.default for s in OPERATOR.scalars}, "eps": eps})
         super().__init__()
         self.eps = eps
         self.weight = nn.Parameter(torch.zeros(dim))
