@@ -34,6 +34,8 @@ from rlk.reduce import exact_sum
 
 # 261: above 256, where a block size chosen from the row count often changes.
 ORDER_ROWS = 261
+# 64: rows in calls of their own where the short tier must end soon.
+FEW_ROWS = 64
 # 1025 and 32 769: one above the largest powers of two whose neighbourhood is swept.
 MANY_ROWS = 1025
 MOST_ROWS = 32769
@@ -171,7 +173,8 @@ def order_free(verdict: Verdict) -> list[Record]:
         one_call(f"permutation_{i}", torch.randperm(rows, generator=generator).tolist())
         for i in range(10)
     ]
-    arrangements += [chunked(f"chunks_of_{size}", order, size) for size in (1, 7, 64)]
+    arrangements += [chunked(f"chunks_of_{size}", order, size) for size in (7, 64)]
+    arrangements.append(_one_by_one(order, rows if verdict.case.tier == "full" else FEW_ROWS))
     padding = [PADDING] * 15
     arrangements.append(one_call("zero_padded", [*padding, *order, *padding]))
     expected, base = whole_states(verdict.candidate, batch, one_call("whole", order))
@@ -182,6 +185,14 @@ def order_free(verdict: Verdict) -> list[Record]:
             verdict, actual, expected, arrangement.name, (base, run), pair="whole"
         )
     return records
+
+
+def _one_by_one(order: list[int], count: int) -> Arrangement:
+    """The first `count` rows in calls of their own, the others in one."""
+    singles = tuple(Call((row,), (1,)) for row in order[:count])
+    rest = tuple(order[count:])
+    calls = singles + ((Call(rest, (len(rest),)),) if rest else ())
+    return Arrangement(f"{count}_chunks_of_1", calls)
 
 
 def run_arrangement(
