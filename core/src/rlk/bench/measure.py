@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from rlk.arguments import dtype_name
 from rlk.bench import bandwidth
 from rlk.bench.timing import Capture, Time, extra_bytes, host_us, interleaved
 from rlk.bench.variants import Call, Variant, variants
@@ -133,7 +134,7 @@ def _row(work: Work, variant: Variant) -> dict[str, Any]:
     return {
         "operator": work.operator.name,
         "size": work.label,
-        "dtype": str(work.dtype).removeprefix("torch."),
+        "dtype": dtype_name(work.dtype),
         "variant": variant.name,
         "version": variant.version,
         "ours": variant.ours,

@@ -12,6 +12,7 @@ import torch
 import typer
 
 from rlk import dispatch
+from rlk.arguments import dtype_name
 from rlk.cli import select
 from rlk.cli.console import console, table
 from rlk.cli.public_run import Results, run
@@ -101,7 +102,7 @@ def _print(
         rows.append(
             (
                 name,
-                str(tensor.dtype).removeprefix("torch."),
+                dtype_name(tensor.dtype),
                 list(tensor.shape),
                 f"{100 * found.within / found.total:.4f} %",
                 f"{found.max_abs_error:.3g}",

@@ -30,7 +30,7 @@ template <typename T> struct alignas(16) Packed {
   T value[ELEMENTS];
 };
 
-// A row-major operand: strides in elements, `vector` if 16-byte accesses of whole rows are safe.
+// Rows [T, columns] that are only read; strides in elements.
 template <typename T> struct Rows {
   const T* data;
   long long row_stride;

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import torch
 
+from rlk.arguments import dtype_name
 from rlk.compare import digest
 from rlk.execution import Execution
 from rlk.gates import golden_hashes
@@ -78,7 +79,7 @@ def against_hashes(verdict: Verdict) -> list[Record]:
                     config=config,
                     config_pair="recorded_hash",
                     shape=list(tensor.shape),
-                    dtype=str(tensor.dtype).removeprefix("torch."),
+                    dtype=dtype_name(tensor.dtype),
                 )
             )
     return records

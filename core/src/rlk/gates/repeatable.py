@@ -9,6 +9,7 @@ from functools import lru_cache
 import msgspec
 
 from rlk import registry
+from rlk.arguments import dtype_name
 from rlk.compare import digest
 from rlk.gates.candidate import Candidate, Run
 from rlk.gates.case import Case
@@ -65,7 +66,7 @@ def _fresh_records(verdict: Verdict, first: Run) -> list[Record]:
                 config="fresh_process",
                 config_pair="first_run",
                 shape=list(tensor.shape),
-                dtype=str(tensor.dtype).removeprefix("torch."),
+                dtype=dtype_name(tensor.dtype),
             )
         )
     return records

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import torch
 
+from rlk.arguments import dtype_name
 from rlk.gates.accuracy import reference
 from rlk.gates.candidate import Run
 from rlk.gates.inputs import Fixture, fixture, smallest_sizes
@@ -116,7 +117,7 @@ def _no_rows(verdict: Verdict, batch: Fixture) -> list[Record]:
                 tuple(faults),
                 config="no_rows",
                 shape=list(tensor.shape),
-                dtype=str(tensor.dtype).removeprefix("torch."),
+                dtype=dtype_name(tensor.dtype),
             )
         )
     return records
@@ -135,5 +136,5 @@ def _record(
         (*verdict.faults((run,), name), *faults),
         config=config,
         shape=list(tensor.shape),
-        dtype=str(tensor.dtype).removeprefix("torch."),
+        dtype=dtype_name(tensor.dtype),
     )
