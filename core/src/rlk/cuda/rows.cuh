@@ -27,6 +27,7 @@ template <> __device__ __forceinline__ __half from_float<__half>(float v) {
 
 // Eight elements as they lie in memory: one 16-byte word for narrow types, two for FP32.
 template <typename T> struct alignas(16) Packed {
+  static constexpr int WORDS = ELEMENTS * sizeof(T) / sizeof(uint4);
   T value[ELEMENTS];
 };
 
@@ -35,26 +36,39 @@ template <typename T> struct Rows {
   const T* data;
   long long row_stride;
   long long column_stride;
+};
 
-  // Eight elements from `column`, zero from `columns` on.
+// Where a lane reads in the rows of its turns: rows `turn` apart from `row` on, eight elements from
+// `column` on. An addition a turn instead of a product of 64 bits.
+template <typename T> struct Cursor {
+  const T* at;
+  long long step;           // elements from one turn to the next
+  long long column_stride;
+
+  __device__ __forceinline__ Cursor(const Rows<T>& rows, long long row, int column,
+                                    long long turn)
+      : at(rows.data + row * rows.row_stride + column * rows.column_stride),
+        step(turn * rows.row_stride), column_stride(rows.column_stride) {}
+
+  __device__ __forceinline__ void advance() { at += step; }
+
+  // `count` elements, of eight at most, and zeros; by words all eight or none. `offset` elements
+  // further, such as in another row of the turn.
   template <bool VECTOR>
-  __device__ __forceinline__ Packed<T> load(long long row, int column, int columns) const {
+  __device__ __forceinline__ Packed<T> load(int count, long long offset = 0) const {
     Packed<T> packed;
+    const T* from = at + offset;
     if (VECTOR) {
-      const uint4* source =
-          reinterpret_cast<const uint4*>(data + row * row_stride + column);
       uint4* words = reinterpret_cast<uint4*>(&packed);
 #pragma unroll
-      for (int i = 0; i < (int)(sizeof(Packed<T>) / sizeof(uint4)); ++i) {
-        words[i] = column < columns ? __ldcs(source + i) : make_uint4(0, 0, 0, 0);
+      for (int i = 0; i < Packed<T>::WORDS; ++i) {
+        words[i] = count > 0 ? __ldcs(reinterpret_cast<const uint4*>(from) + i)
+                             : make_uint4(0, 0, 0, 0);
       }
     } else {
-      const T* source = data + row * row_stride;
 #pragma unroll
       for (int i = 0; i < ELEMENTS; ++i) {
-        packed.value[i] = column + i < columns
-                              ? source[(long long)(column + i) * column_stride]
-                              : from_float<T>(0.0f);
+        packed.value[i] = i < count ? from[i * column_stride] : from_float<T>(0.0f);
       }
     }
     return packed;
@@ -67,25 +81,32 @@ __device__ __forceinline__ void unpack(const Packed<T>& packed, float (&out)[ELE
   for (int i = 0; i < ELEMENTS; ++i) out[i] = to_float(packed.value[i]);
 }
 
-// Store eight elements of a contiguous [T, columns] output, rounded once to its dtype.
+// BF16 is the upper half of FP32: one operation an element.
+__device__ __forceinline__ void unpack(const Packed<__nv_bfloat16>& packed,
+                                       float (&out)[ELEMENTS]) {
+  const uint32_t* words = reinterpret_cast<const uint32_t*>(&packed);
+#pragma unroll
+  for (int i = 0; i < ELEMENTS / 2; ++i) {
+    out[2 * i] = __uint_as_float(words[i] << 16);
+    out[2 * i + 1] = __uint_as_float(words[i] & 0xffff0000u);
+  }
+}
+
+// Store `count` elements, of eight at most, rounded once to their dtype; by words all or none.
 template <bool VECTOR, typename T>
-__device__ __forceinline__ void store(T* data, long long row, int column, int columns,
-                                      const float (&in)[ELEMENTS]) {
-  T* target = data + row * columns + column;
+__device__ __forceinline__ void store(T* at, int count, const float (&in)[ELEMENTS]) {
   if (VECTOR) {
-    if (column >= columns) return;
+    if (count <= 0) return;
     Packed<T> packed;
 #pragma unroll
     for (int i = 0; i < ELEMENTS; ++i) packed.value[i] = from_float<T>(in[i]);
     const uint4* words = reinterpret_cast<const uint4*>(&packed);
 #pragma unroll
-    for (int i = 0; i < (int)(sizeof(Packed<T>) / sizeof(uint4)); ++i) {
-      __stcs(reinterpret_cast<uint4*>(target) + i, words[i]);
-    }
+    for (int i = 0; i < Packed<T>::WORDS; ++i) __stcs(reinterpret_cast<uint4*>(at) + i, words[i]);
   } else {
 #pragma unroll
     for (int i = 0; i < ELEMENTS; ++i) {
-      if (column + i < columns) target[i] = from_float<T>(in[i]);
+      if (i < count) at[i] = from_float<T>(in[i]);
     }
   }
 }

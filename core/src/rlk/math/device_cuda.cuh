@@ -26,6 +26,20 @@ __device__ __forceinline__ float fma(float a, float b, float c) { return __fmaf_
 __device__ __forceinline__ float sqrt(float x) { return __fsqrt_rn(x); }
 __device__ __forceinline__ float divide(float a, float b) { return __fdiv_rn(a, b); }
 
+// A divisor of many quotients. A power of two has an exact inverse, and the product with it is the
+// same real number as the quotient, so it rounds to the same bits.
+struct Divisor {
+  float value;
+  float inverse;  // 0 if it is not exact
+
+  __host__ __device__ Divisor(int count = 1)
+      : value((float)count), inverse((count & (count - 1)) == 0 ? 1.0f / (float)count : 0.0f) {}
+};
+
+__device__ __forceinline__ float divide(float a, Divisor by) {
+  return by.inverse != 0.0f ? multiply(a, by.inverse) : divide(a, by.value);
+}
+
 // 1 / x, rounded once: the same bits as divide(1, x).
 __device__ __forceinline__ float reciprocal(float x) { return __frcp_rn(x); }
 
@@ -89,6 +103,39 @@ __device__ __forceinline__ float one_plus_exp_negated(float x) {
 
 // 1 / (1 + e^-x)
 __device__ __forceinline__ float sigmoid(float x) { return reciprocal(one_plus_exp_negated(x)); }
+
+// 1 / d with the bits of reciprocal(d) where 1 <= d < 2^126: an estimate and one Newton step, as
+// hardware division takes them, without the test of the range before each.
+// check_ptx: allow rcp.approx.ftz.f32 (the step rounds it correctly; a test holds all d to it)
+__device__ __forceinline__ float reciprocal_in_range(float d) {
+  float estimate;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(estimate) : "f"(d));
+  return fma(estimate, fma(-d, estimate, 1.0f), estimate);
+}
+
+// 1 + e^-x with the bits of one_plus_exp_negated where |x| < 87: there 2^n and p * 2^n are normal
+// numbers, so that scaling and adding are one exact product and one rounding.
+__device__ __forceinline__ float one_plus_exp_negated_near(float x) {
+  const float magic = 12582912.0f + 127.0f;
+  const float rounded = fma(-x, LOG2_E, magic);
+  const float n = subtract(rounded, magic);
+  return fma(exp_remainder(-x, n), __uint_as_float(__float_as_uint(rounded) << 23), 1.0f);
+}
+
+// Sigmoids of a lane's values, each with the bits of sigmoid(x). One test of the range serves all,
+// so that no branch stands between their chains of operations.
+template <int N> __device__ __forceinline__ void sigmoids(const float (&x)[N], float (&s)[N]) {
+  bool near = true;
+#pragma unroll
+  for (int i = 0; i < N; ++i) near &= fabsf(x[i]) < -SIGMOID_LOWEST;
+  if (near) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) s[i] = reciprocal_in_range(one_plus_exp_negated_near(x[i]));
+  } else {
+#pragma unroll
+    for (int i = 0; i < N; ++i) s[i] = sigmoid(x[i]);
+  }
+}
 
 // x * s with s = sigmoid(x)
 __device__ __forceinline__ float silu(float x, float s) { return multiply(x, s); }

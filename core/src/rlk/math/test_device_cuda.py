@@ -29,7 +29,7 @@ LAYOUT = Layout(
 )
 GENERATED = {"rlk_math_test.h": library_header("math_test", (("range", LAYOUT),))}
 SOURCE = HERE.with_name("test_kernels.cu")
-# The order of `evaluate` in test_kernels.cu; the last two are other forms of sigmoid.
+# The order of `evaluate` in test_kernels.cu; after the first five, other forms of the same.
 FUNCTIONS = {
     "exp": golden.exp,
     "sigmoid": golden.sigmoid,
@@ -38,6 +38,10 @@ FUNCTIONS = {
     "silu_derivative": golden.silu_derivative,
     "reciprocal_of_sum": golden.sigmoid,
     "quotient": golden.sigmoid,
+    "sigmoid_among_near": golden.sigmoid,
+    "sigmoid_among_far": golden.sigmoid,
+    "reciprocal_in_range": lambda x: golden.divide(torch.ones_like(x), x),
+    "divide_by_power_of_two": lambda x: golden.divide(x, torch.full_like(x, 2048.0)),
 }
 # 2^26: inputs of one piece, 256 MiB in FP32.
 PIECE = 1 << 26

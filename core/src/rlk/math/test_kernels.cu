@@ -6,6 +6,18 @@
 
 namespace {
 
+// sigmoids() of x among seven others, which decide with x whether the range is tested once.
+__device__ float sigmoid_among(float others, float x) {
+    float values[8], results[8];
+    for (int i = 0; i < 8; ++i) values[i] = i == 5 ? x : others;
+    rlk::sigmoids(values, results);
+    return results[5];
+}
+
+__device__ float reciprocal_where_in_range(float x) {
+    return x >= 1.0f && x < 0x1p126f ? rlk::reciprocal_in_range(x) : rlk::reciprocal(x);
+}
+
 // The order of FUNCTIONS in test_device_cuda.py.
 __device__ float evaluate(int function, float x) {
     switch (function) {
@@ -16,6 +28,10 @@ __device__ float evaluate(int function, float x) {
         case 4: return rlk::silu_derivative(x, rlk::sigmoid(x));
         case 5: return rlk::reciprocal(rlk::add(1.0f, rlk::exp(rlk::negate(x))));
         case 6: return rlk::divide(1.0f, rlk::add(1.0f, rlk::exp(rlk::negate(x))));
+        case 7: return sigmoid_among(0.5f, x);
+        case 8: return sigmoid_among(100.0f, x);
+        case 9: return reciprocal_where_in_range(x);
+        case 10: return rlk::divide(x, rlk::Divisor(2048));
     }
     return 0.0f;
 }

@@ -11,8 +11,10 @@ namespace rlk {
 // As in golden.py: 10 limbs of 32 bits from 2^-149 up, then counters of NaN, +Inf and -Inf.
 constexpr int LIMBS = 10;
 constexpr int STATE_ROWS = LIMBS + 3;
-// 2: FP64 levels below the registers; three hold 159 bits, more than any real batch spans.
-constexpr int DEEPER_LEVELS = 2;
+// 3: levels of a sum, the first in a register; they hold 159 bits, more than any real batch spans.
+constexpr int LEVELS = 3;
+// 256: columns that one flag of `Partials` speaks for.
+constexpr int FLAG_COLUMNS = 256;
 
 // The integer state [13, columns] in global memory.
 struct ExactState {
@@ -57,105 +59,120 @@ __device__ __forceinline__ double two_sum(double a, double b, double& error) {
     return sum;
 }
 
-// The rare addition: inexact in the first level, or not finite. `deeper` are this thread's
-// levels of this column, `stride` apart.
-static __device__ __noinline__ double add_deeper(double level, double term, double* deeper,
-                                                 int stride, ExactState state,
-                                                 long long column) {
-    if (!isfinite(term)) {
-        state.count_special(column, (float)term);
-        return level;
-    }
-    double error;
-    level = two_sum(level, term, error);
-    for (int i = 0; i < DEEPER_LEVELS && error != 0.0; ++i) {
-        deeper[i * stride] = two_sum(deeper[i * stride], error, error);
-    }
-    if (error != 0.0) state.add_exact(column, error);
-    return level;
-}
+// What the blocks of a first pass leave to the second, `kernel_combine.cuh`: finite doubles whose
+// exact sum is that of the block's terms.
+struct Partials {
+    double* values;  // [blocks][LEVELS][columns]
+    int* deep;       // [blocks][flags]: whether there is more than the first level
+    long long columns;
 
-// Add one term to a level in a register; the term is an FP32 value or another exact level.
-__device__ __forceinline__ double add_exactly(double level, double term, double* deeper,
-                                              int stride, ExactState state, long long column) {
-    const double sum = __dadd_rn(level, term);
-    const bool exact = (__dsub_rn(sum, level) == term) & (__dsub_rn(sum, term) == level);
-    return exact ? sum : add_deeper(level, term, deeper, stride, state, column);
-}
+    __host__ __device__ static int flags(long long columns) {
+        return (int)((columns + FLAG_COLUMNS - 1) / FLAG_COLUMNS);
+    }
+    static long long bytes(long long blocks, long long columns) {
+        return blocks * (LEVELS * columns * (long long)sizeof(double) +
+                         flags(columns) * (long long)sizeof(int));
+    }
+    Partials() = default;
+    Partials(void* workspace, long long blocks, long long columns)
+        : values(static_cast<double*>(workspace)),
+          deep(reinterpret_cast<int*>(values + blocks * LEVELS * columns)), columns(columns) {}
+    __device__ __forceinline__ double& at(long long block, int level, long long column) const {
+        return values[(block * LEVELS + level) * columns + column];
+    }
+    __device__ __forceinline__ int& flag(long long block, long long column) const {
+        return deep[block * flags(columns) + column / FLAG_COLUMNS];
+    }
+};
 
 // The sums of a thread's columns: the first level in registers, the deeper in shared memory.
 template <int COLUMNS> struct ColumnSums {
     double level[COLUMNS];
-    double* deeper;  // [COLUMNS][DEEPER_LEVELS][threads], this thread's
+    double* deeper;  // [LEVELS][COLUMNS][threads], this thread's; the first is for `merge`
     int threads;
+    bool spread;  // the last terms spread over levels: the next ones are not tried on one
 
     // What a block of `threads` needs in shared memory.
-    __host__ __device__ static int deeper_doubles(int threads) {
-        return COLUMNS * DEEPER_LEVELS * threads;
-    }
-    __device__ __forceinline__ void clear(double* shared) {
-        threads = blockDim.x;
+    __host__ __device__ static int doubles(int threads) { return COLUMNS * LEVELS * threads; }
+
+    __device__ __forceinline__ void clear(double* shared, int block_threads) {
+        threads = block_threads;
+        spread = false;
         deeper = shared + threadIdx.x;
 #pragma unroll
-        for (int i = 0; i < COLUMNS; ++i) {
-            level[i] = 0.0;
-            for (int d = 0; d < DEEPER_LEVELS; ++d) of(i)[d * threads] = 0.0;
-        }
+        for (int i = 0; i < COLUMNS; ++i) level[i] = 0.0;
+        for (int i = COLUMNS; i < LEVELS * COLUMNS; ++i) deeper[i * threads] = 0.0;
     }
-    __device__ __forceinline__ double* of(int i) const {
-        return deeper + i * DEEPER_LEVELS * threads;
-    }
-    // One branch for all columns, so that their additions overlap.
-    __device__ __forceinline__ void add(const float (&terms)[COLUMNS], ExactState state,
+    // Terms of a few rows; one branch for all, so that their additions overlap.
+    template <int ROWS>
+    __device__ __forceinline__ void add(const float (&terms)[ROWS][COLUMNS], ExactState state,
                                         long long column) {
+        if (!spread && add_exactly(terms)) return;
+        spread = false;
+#pragma unroll
+        for (int u = 0; u < ROWS; ++u) spread |= add_inexact(terms[u], state, column);
+    }
+    // To the first level alone, if it loses nothing.
+    template <int ROWS>
+    __device__ __forceinline__ bool add_exactly(const float (&terms)[ROWS][COLUMNS]) {
         double sum[COLUMNS];
         bool exact = true;
 #pragma unroll
         for (int i = 0; i < COLUMNS; ++i) {
-            const double term = (double)terms[i];
-            sum[i] = __dadd_rn(level[i], term);
-            exact &= (__dsub_rn(sum[i], level[i]) == term) & (__dsub_rn(sum[i], term) == level[i]);
-        }
-        if (exact) {
+            sum[i] = level[i];
 #pragma unroll
-            for (int i = 0; i < COLUMNS; ++i) level[i] = sum[i];
-        } else {
-            add_inexact(terms, sum, state, column);
+            for (int u = 0; u < ROWS; ++u) {
+                const double term = (double)terms[u][i], before = sum[i];
+                sum[i] = __dadd_rn(before, term);
+                exact &= (__dsub_rn(sum[i], before) == term) & (__dsub_rn(sum[i], term) == before);
+            }
         }
+        if (!exact) return false;
+#pragma unroll
+        for (int i = 0; i < COLUMNS; ++i) level[i] = sum[i];
+        return true;
     }
-    // What the first level lost goes deeper. No branch and no store stands between the columns,
-    // so that their chains of additions overlap.
-    __device__ __forceinline__ void add_inexact(const float (&terms)[COLUMNS],
-                                                double (&sum)[COLUMNS], ExactState state,
+    // What the first level loses goes deeper. No branch and no store stands between the columns,
+    // so that their chains of additions overlap. Whether anything was lost.
+    __device__ __forceinline__ bool add_inexact(const float (&terms)[COLUMNS], ExactState state,
                                                 long long column) {
-        double error[COLUMNS];
-        bool finite = true;
+        double rest[COLUMNS];
+        bool special = false, left = false;
 #pragma unroll
         for (int i = 0; i < COLUMNS; ++i) {
-            error[i] = isfinite(terms[i]) ? (double)terms[i] : 0.0;
-            finite &= isfinite(terms[i]);
+            rest[i] = isfinite(terms[i]) ? (double)terms[i] : 0.0;
+            special |= !isfinite(terms[i]);
         }
-        if (!finite) count_specials(terms, state, column);
+        if (special) count_specials(terms, state, column);
 #pragma unroll
-        for (int i = 0; i < COLUMNS; ++i) level[i] = two_sum(level[i], error[i], error[i]);
+        for (int i = 0; i < COLUMNS; ++i) {
+            level[i] = two_sum(level[i], rest[i], rest[i]);
+            left |= rest[i] != 0.0;
+        }
+        if (!left) return false;
 #pragma unroll
-        for (int d = 0; d < DEEPER_LEVELS; ++d) {
+        for (int d = 1; d < LEVELS; ++d) {
+            left = false;
+            double sum[COLUMNS];
 #pragma unroll
-            for (int i = 0; i < COLUMNS; ++i) sum[i] = of(i)[d * threads];
-            bool lost = false;
+            for (int i = 0; i < COLUMNS; ++i) sum[i] = at(d, i);
 #pragma unroll
             for (int i = 0; i < COLUMNS; ++i) {
-                sum[i] = two_sum(sum[i], error[i], error[i]);
-                lost |= error[i] != 0.0;
+                sum[i] = two_sum(sum[i], rest[i], rest[i]);
+                left |= rest[i] != 0.0;
             }
 #pragma unroll
-            for (int i = 0; i < COLUMNS; ++i) of(i)[d * threads] = sum[i];
-            if (!lost) return;
+            for (int i = 0; i < COLUMNS; ++i) at(d, i) = sum[i];
+            if (!left) return true;
         }
 #pragma unroll
         for (int i = 0; i < COLUMNS; ++i) {
-            if (error[i] != 0.0) state.add_exact(column + i, error[i]);
+            if (rest[i] != 0.0) state.add_exact(column + i, rest[i]);
         }
+        return true;
+    }
+    __device__ __forceinline__ double& at(int d, int i) const {
+        return deeper[(d * COLUMNS + i) * threads];
     }
     __device__ __forceinline__ static void count_specials(const float (&terms)[COLUMNS],
                                                           ExactState state, long long column) {
@@ -164,14 +181,56 @@ template <int COLUMNS> struct ColumnSums {
             if (!isfinite(terms[i])) state.count_special(column + i, terms[i]);
         }
     }
-    // Deeper levels are rarely used: what is there goes straight to the state.
-    __device__ __forceinline__ void flush_deeper(ExactState state, long long column) const {
+    // At the end, where no second pass follows: all that the levels hold, to the state.
+    __device__ __forceinline__ void flush(ExactState state, long long column) const {
         for (int i = 0; i < COLUMNS; ++i) {
-            for (int d = 0; d < DEEPER_LEVELS; ++d) {
-                const double value = of(i)[d * threads];
-                if (value != 0.0) state.add_exact(column + i, value);
+            state.add_exact(column + i, level[i]);
+            for (int d = 1; d < LEVELS; ++d) state.add_exact(column + i, at(d, i));
+        }
+    }
+    __device__ __forceinline__ bool is_deep() const {
+        bool deep = false;
+        for (int i = COLUMNS; i < LEVELS * COLUMNS; ++i) deep |= deeper[i * threads] != 0.0;
+        return deep;
+    }
+    // At the end, where no other thread of the block has these columns. Whole warps call.
+    __device__ __forceinline__ void store(Partials to, long long column, long long columns) const {
+        const bool deep = __any_sync(0xffffffffu, is_deep());
+#pragma unroll
+        for (int i = 0; i < COLUMNS; ++i) {
+            if (column + i >= columns) break;
+            to.at(blockIdx.x, 0, column + i) = level[i];
+            for (int d = 1; deep && d < LEVELS; ++d) to.at(blockIdx.x, d, column + i) = at(d, i);
+        }
+        if (threadIdx.x % 32 == 0 && column < columns) to.flag(blockIdx.x, column) = deep;
+    }
+    // At the end, where groups of LANES threads have the same columns, from `first` on: the sums
+    // of all groups, through shared memory. Whole blocks call.
+    template <int LANES>
+    __device__ __forceinline__ void merge(Partials to, ExactState state, long long first) {
+        constexpr int WIDTH = LANES * COLUMNS;
+#pragma unroll
+        for (int i = 0; i < COLUMNS; ++i) at(0, i) = level[i];
+        const int levels = __syncthreads_or(is_deep()) ? LEVELS : 1;
+        const long long column = first + threadIdx.x;
+        if (threadIdx.x >= WIDTH || column >= state.columns) return;
+        // From this thread's slots to those of the first thread of its column.
+        const double* sums = deeper - threadIdx.x + threadIdx.x % COLUMNS * threads +
+                             threadIdx.x / COLUMNS;
+        double total[LEVELS] = {0.0};
+        for (int d = 0; d < levels; ++d) {
+            for (int thread = 0; thread < threads; thread += LANES) {
+                double rest = sums[d * COLUMNS * threads + thread];
+#pragma unroll
+                for (int t = 0; t < LEVELS; ++t) {
+                    if (rest != 0.0) total[t] = two_sum(total[t], rest, rest);
+                }
+                if (rest != 0.0) state.add_exact(column, rest);
             }
         }
+#pragma unroll
+        for (int t = 0; t < LEVELS; ++t) to.at(blockIdx.x, t, column) = total[t];
+        if (threadIdx.x == 0) to.flag(blockIdx.x, column) = 1;
     }
 };
 

@@ -5,8 +5,10 @@
 
 namespace rlk {
 
-// 8: columns of a block, a warp each; neighbours share the 32-byte sectors of a partial's row.
-constexpr int COMBINE_WARPS = 8;
+// 8: columns of a block, whose doubles share 64-byte pieces of a partial's row; 128 threads for
+// each column, as time here is the latency of a few loads.
+constexpr int COMBINE_COLUMNS = 8;
+constexpr int COMBINE_THREADS = 1024;
 
 // The 32 bits that `value`, a multiple of 2^-149, has in a limb, with its sign.
 __device__ __forceinline__ long long limb_of(double value, int limb) {
@@ -23,41 +25,60 @@ __device__ __forceinline__ long long limb_of(double value, int limb) {
     return (long long)bits < 0 ? -digit : digit;
 }
 
-// partial [blocks, columns] of finite doubles; the state holds what was deeper, or zeros.
-static __global__ void __launch_bounds__(COMBINE_WARPS * 32)
-    combine_partials(const double* partial, int blocks, ExactState state) {
-    const int lane = threadIdx.x % 32;
-    const long long column = (long long)blockIdx.x * COMBINE_WARPS + threadIdx.x / 32;
-    if (column >= state.columns) return;
-    long long sum[LIMBS];
+// Sums over the lanes of a warp that have the same column.
+__device__ __forceinline__ long long sum_of_column(long long value) {
 #pragma unroll
-    for (int i = 0; i < LIMBS; ++i) sum[i] = 0;
-#pragma unroll 4
-    for (int block = lane; block < blocks; block += 32) {
-        const double value = partial[block * state.columns + column];
+    for (int distance = 16; distance >= COMBINE_COLUMNS; distance /= 2) {
+        value += __shfl_xor_sync(0xffffffffu, value, distance);
+    }
+    return value;
+}
+
+// The state holds what was deeper than the partials, or zeros.
+static __global__ void __launch_bounds__(COMBINE_THREADS)
+    combine_partials(Partials partials, int blocks, ExactState state) {
+    constexpr int WARPS = COMBINE_THREADS / 32;
+    __shared__ long long sums[LIMBS][WARPS][COMBINE_COLUMNS];
+    __shared__ long long totals[LIMBS][COMBINE_COLUMNS];
+    const int place = threadIdx.x % COMBINE_COLUMNS;
+    const long long first = (long long)blockIdx.x * COMBINE_COLUMNS, column = first + place;
+    long long sum[LIMBS] = {0};
+    for (int block = threadIdx.x / COMBINE_COLUMNS; block < blocks && column < state.columns;
+         block += COMBINE_THREADS / COMBINE_COLUMNS) {
+        const int levels = partials.flag(block, column) ? LEVELS : 1;
+        for (int d = 0; d < levels; ++d) {
+            const double value = partials.at(block, d, column);
+            if (value == 0.0) continue;
 #pragma unroll
-        for (int i = 0; i < LIMBS; ++i) sum[i] += limb_of(value, i);
+            for (int i = 0; i < LIMBS; ++i) sum[i] += limb_of(value, i);
+        }
     }
 #pragma unroll
     for (int i = 0; i < LIMBS; ++i) {
-        for (int distance = 16; distance > 0; distance /= 2) {
-            sum[i] += __shfl_xor_sync(0xffffffffu, sum[i], distance);
-        }
+        const long long total = sum_of_column(sum[i]);
+        if (threadIdx.x % 32 == place) sums[i][threadIdx.x / 32][place] = total;
     }
-    if (lane != 0) return;
-    long long* limb = state.data + column;
+    __syncthreads();
+    const int limb = threadIdx.x / COMBINE_COLUMNS;
+    if (limb < LIMBS && column < state.columns) {
+        long long total = state.data[limb * state.columns + column];
+        for (int warp = 0; warp < WARPS; ++warp) total += sums[limb][warp][place];
+        totals[limb][place] = total;
+    }
+    __syncthreads();
+    if (limb > 0 || column >= state.columns) return;
 #pragma unroll
-    for (int i = 0; i < LIMBS; ++i) sum[i] += limb[i * state.columns];
+    for (int i = 0; i < LIMBS; ++i) sum[i] = totals[i][place];
     normalise_limbs(sum);
 #pragma unroll
-    for (int i = 0; i < LIMBS; ++i) limb[i * state.columns] = sum[i];
+    for (int i = 0; i < LIMBS; ++i) state.data[i * state.columns + column] = sum[i];
 }
 
 // Combine into a state that the first pass has zeroed and may have added to.
-inline cudaError_t launch_combine(const double* partial, int blocks, ExactState state,
+inline cudaError_t launch_combine(Partials partials, int blocks, ExactState state,
                                   cudaStream_t stream) {
-    const int grid = (int)((state.columns + COMBINE_WARPS - 1) / COMBINE_WARPS);
-    combine_partials<<<grid, COMBINE_WARPS * 32, 0, stream>>>(partial, blocks, state);
+    const int grid = (int)((state.columns + COMBINE_COLUMNS - 1) / COMBINE_COLUMNS);
+    combine_partials<<<grid, COMBINE_THREADS, 0, stream>>>(partials, blocks, state);
     return cudaGetLastError();
 }
 

@@ -29,7 +29,7 @@ __global__ void __launch_bounds__(THREADS) add_rows(Rows<T> rows, long long coun
                                                     ExactState state) {
     extern __shared__ double shared[];
     ColumnSums<1> sums;
-    sums.clear(shared);
+    sums.clear(shared, THREADS);
     const long long column = (long long)blockIdx.x * THREADS + threadIdx.x;
     if (column >= state.columns) return;
     for (long long first = (long long)blockIdx.y * BLOCK_ROWS; first < count;
@@ -37,12 +37,11 @@ __global__ void __launch_bounds__(THREADS) add_rows(Rows<T> rows, long long coun
         const long long end = first + BLOCK_ROWS < count ? first + BLOCK_ROWS : count;
         for (long long row = first; row < end; ++row) {
             const long long at = row * rows.row_stride + column * rows.column_stride;
-            const float term[1] = {to_float(rows.data[at])};
+            const float term[1][1] = {{to_float(rows.data[at])}};
             sums.add(term, state, column);
         }
     }
-    sums.flush_deeper(state, column);
-    state.add_exact(column, sums.level[0]);
+    sums.flush(state, column);
 }
 
 __device__ __forceinline__ void load_limbs(ExactState state, long long column,
@@ -138,7 +137,7 @@ int rlk_exact_sum_add_rows(const ExactSumRows* a) {
     // 65 535: the largest second dimension of a grid; further rows are looped over.
     const long long tall = (a->count + rlk::BLOCK_ROWS - 1) / rlk::BLOCK_ROWS;
     const dim3 grid(rlk::blocks(a->columns), (unsigned)(tall < 65535 ? tall : 65535));
-    const int shared = rlk::ColumnSums<1>::deeper_doubles(rlk::THREADS) * (int)sizeof(double);
+    const int shared = rlk::ColumnSums<1>::doubles(rlk::THREADS) * (int)sizeof(double);
     return rlk::by_dtype(a->dtype, [&](auto zero) {
         using T = decltype(zero);
         const rlk::Rows<T> rows{static_cast<const T*>(a->rows), a->row_stride, a->column_stride};

@@ -5,6 +5,7 @@
 #include "rlk/cuda/launch.cuh"
 #include "rlk/cuda/rows.cuh"
 #include "rlk/math/device_cuda.cuh"
+#include "rlk/reduce/exact_sum/device_cuda.cuh"
 #include "rlk/reduce/row_sum/device_cuda.cuh"
 
 namespace rlk {
@@ -20,30 +21,75 @@ template <typename T> struct NormArguments {
     T *y, *dx, *dgate;
     float* rstd_out;
     long long* state;
-    double* partial;
+    void* workspace;
+    Partials partials;  // in the workspace
     long long rows;
     int columns;
+    Divisor length;  // columns, as what sums are divided by
     float eps, weight_offset;
     bool silu;
 };
 
-struct Activation {
-    float value, derivative;
+// 2: rows that a lane works on at once: more in flight, and the steps that a row takes once
+// (trees, root, barrier) are shared.
+constexpr int TURN_ROWS = 2;
+
+// Which rows a lane works on: TURN_ROWS of them `apart` from each other in a turn.
+struct Turns {
+    long long row;  // the first row of the first turn
+    long long apart;
+    long long step;  // from one turn to the next
+    int of[TURN_ROWS];  // turns that have the row; a grid that fills the device leaves few of them
+
+    __device__ __forceinline__ Turns(long long rows, long long row, long long apart,
+                                     long long step)
+        : row(row), apart(apart), step(step) {
+        of[0] = row < rows ? (int)((rows - row - 1) / step) + 1 : 0;
+#pragma unroll
+        for (int u = 1; u < TURN_ROWS; ++u) {
+            of[u] = of[0] - (row + u * apart + (of[0] - 1) * step >= rows);
+        }
+    }
+    // Elements to work on, of `count` in a row.
+    __device__ __forceinline__ int inside(int turn, int u, int count) const {
+        return turn < of[u] ? count : 0;
+    }
 };
 
-__device__ __forceinline__ float activate(float z, bool is_silu) {
-    const float s = sigmoid(z);
-    return is_silu ? silu(z, s) : s;
+// How many of a lane's elements lie in the row; none or all of them in a row read by words.
+__device__ __forceinline__ int elements_inside(int column, int columns) {
+    const int left = columns - column;
+    return left < 0 ? 0 : (left < ELEMENTS ? left : ELEMENTS);
 }
 
-__device__ __forceinline__ Activation activate_both(float z, bool is_silu) {
-    const float s = sigmoid(z);
-    return {is_silu ? silu(z, s) : s, is_silu ? silu_derivative(z, s) : sigmoid_derivative(s)};
+// act(z) of a lane's gates.
+__device__ __forceinline__ void activate(const float (&z)[ELEMENTS], bool is_silu,
+                                         float (&act)[ELEMENTS]) {
+    sigmoids(z, act);
+    if (!is_silu) return;
+#pragma unroll
+    for (int i = 0; i < ELEMENTS; ++i) act[i] = silu(z[i], act[i]);
+}
+
+// act(z) and its derivative.
+__device__ __forceinline__ void activate(const float (&z)[ELEMENTS], bool is_silu,
+                                         float (&act)[ELEMENTS], float (&derivative)[ELEMENTS]) {
+    sigmoids(z, act);
+    if (is_silu) {
+#pragma unroll
+        for (int i = 0; i < ELEMENTS; ++i) {
+            derivative[i] = silu_derivative(z[i], act[i]);
+            act[i] = silu(z[i], act[i]);
+        }
+    } else {
+#pragma unroll
+        for (int i = 0; i < ELEMENTS; ++i) derivative[i] = sigmoid_derivative(act[i]);
+    }
 }
 
 // 1 / sqrt(sum / N + eps): the one piece of code every RMS norm takes rstd from.
-__device__ __forceinline__ float inverse_rms(float sum_of_squares, int columns, float eps) {
-    return reciprocal(sqrt(add(divide(sum_of_squares, (float)columns), eps)));
+__device__ __forceinline__ float inverse_rms(float sum_of_squares, Divisor columns, float eps) {
+    return reciprocal(sqrt(add(divide(sum_of_squares, columns), eps)));
 }
 
 // Weight plus offset; an offset of 0 adds nothing, so that -0.0 keeps its sign.

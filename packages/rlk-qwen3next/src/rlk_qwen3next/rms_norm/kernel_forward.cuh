@@ -7,91 +7,162 @@ namespace rlk {
 
 // 256: threads of a block of narrow rows. Grids are chosen freely: no bit depends on them.
 constexpr int NARROW_THREADS = 256;
-// 2: rows that a lane group loads before it computes, to keep enough bytes in flight.
-constexpr int FORWARD_ROWS = 2;
 // 32 warps of one chunk each: the longest row whose values stay in registers.
 constexpr int WIDE_WARPS = 32;
 
 template <bool GATED, bool VECTOR, typename T>
-__device__ __forceinline__ void store_forward(const NormArguments<T>& a, long long row,
-                                              int column, const float (&x)[ELEMENTS],
-                                              const Packed<T>& gate, float rstd,
-                                              const float (&weight)[ELEMENTS]) {
-    float y[ELEMENTS], z[ELEMENTS];
-    if (GATED) unpack(gate, z);
+__device__ __forceinline__ void store_forward(const NormArguments<T>& a, T* y_at, int count,
+                                              const Packed<T>& row, const Packed<T>& gate,
+                                              float rstd, const float (&weight)[ELEMENTS]) {
+    float x[ELEMENTS], y[ELEMENTS], z[ELEMENTS], act[ELEMENTS];
+    unpack(row, x);
+    if (GATED) {
+        unpack(gate, z);
+        activate(z, a.silu, act);
+    }
 #pragma unroll
     for (int i = 0; i < ELEMENTS; ++i) {
         y[i] = multiply(multiply(x[i], rstd), weight[i]);
-        if (GATED) y[i] = multiply(y[i], activate(z[i], a.silu));
+        if (GATED) y[i] = multiply(y[i], act[i]);
     }
-    store<VECTOR>(a.y, row, column, a.columns, y);
+    store<VECTOR>(y_at, count, y);
 }
+
+// The rows of one turn, as loaded.
+template <typename T, bool GATED, bool VECTOR> struct ForwardRows {
+    Cursor<T> x_at, gate_at;
+    Packed<T> x[TURN_ROWS], gate[TURN_ROWS];
+
+    __device__ __forceinline__ ForwardRows(const NormArguments<T>& a, const Turns& turns,
+                                           int column)
+        : x_at(a.x, turns.row, column, turns.step),
+          gate_at(GATED ? a.gate : a.x, turns.row, column, turns.step) {}
+    __device__ __forceinline__ void load(const NormArguments<T>& a, const Turns& turns, int turn,
+                                         int count) {
+#pragma unroll
+        for (int u = 0; u < TURN_ROWS; ++u) {
+            const int inside = turns.inside(turn, u, count);
+            x[u] = x_at.template load<VECTOR>(inside, u * turns.apart * a.x.row_stride);
+            if (!GATED) continue;
+            gate[u] = gate_at.template load<VECTOR>(inside, u * turns.apart * a.gate.row_stride);
+        }
+        x_at.advance();
+        if (GATED) gate_at.advance();
+    }
+    __device__ __forceinline__ void dots(float (&sums)[TURN_ROWS]) const {
+#pragma unroll
+        for (int u = 0; u < TURN_ROWS; ++u) {
+            float values[ELEMENTS];
+            unpack(x[u], values);
+            sums[u] = lane_dot(values, values);
+        }
+    }
+};
 
 // Rows of at most 256 columns: LANES neighbouring lanes hold a row.
 template <typename T, bool GATED, bool VECTOR, int LANES>
 __global__ void __launch_bounds__(NARROW_THREADS) forward_narrow(NormArguments<T> a) {
     constexpr int GROUPS = NARROW_THREADS / LANES;
-    const int column = (threadIdx.x % LANES) * ELEMENTS;
-    const int group = threadIdx.x / LANES;
+    const int lane = threadIdx.x % LANES, column = lane * ELEMENTS;
+    const int count = elements_inside(column, a.columns);
     float weight[ELEMENTS];
     offset_weight(a.weight, a.weight_dtype, a.weight_stride, a.weight_offset, column, a.columns,
                   weight);
-    const long long step = (long long)gridDim.x * GROUPS * FORWARD_ROWS;
-    for (long long base = (long long)blockIdx.x * GROUPS * FORWARD_ROWS; base < a.rows;
-         base += step) {
-        Packed<T> x[FORWARD_ROWS], gate[FORWARD_ROWS];
+    const long long first = (long long)blockIdx.x * GROUPS * TURN_ROWS + threadIdx.x / LANES;
+    const Turns turns(a.rows, first, GROUPS, (long long)gridDim.x * GROUPS * TURN_ROWS);
+    ForwardRows<T, GATED, VECTOR> rows(a, turns, column);
+    T* y_at = a.y + first * a.columns + column;
+    float* rstd_at = a.rstd_out + first + lane * GROUPS;
+    // Lane 0 has the most turns: a warp takes them together, for its shuffles.
+    const int most = __shfl_sync(0xffffffffu, turns.of[0], 0);
+    for (int turn = 0; turn < most; ++turn) {
+        rows.load(a, turns, turn, count);
+        float sums[TURN_ROWS];
+        rows.dots(sums);
+        // A lane takes the root of one of its group's rows only.
+        const float own = inverse_rms(chunk_trees<LANES>(sums), a.length, a.eps);
 #pragma unroll
-        for (int u = 0; u < FORWARD_ROWS; ++u) {
-            const long long row = base + u * GROUPS + group;
-            const int columns = row < a.rows ? a.columns : 0;
-            x[u] = a.x.template load<VECTOR>(row, column, columns);
-            if (GATED) gate[u] = a.gate.template load<VECTOR>(row, column, columns);
+        for (int u = 0; u < TURN_ROWS; ++u) {
+            if (lane == u && turn < turns.of[u]) *rstd_at = own;
+            const int holder = threadIdx.x % 32 / TURN_ROWS * TURN_ROWS + u;
+            const float rstd = __shfl_sync(0xffffffffu, own, holder);
+            store_forward<GATED, VECTOR>(a, y_at + u * GROUPS * a.columns,
+                                         turns.inside(turn, u, count), rows.x[u], rows.gate[u],
+                                         rstd, weight);
         }
-#pragma unroll
-        for (int u = 0; u < FORWARD_ROWS; ++u) {
-            const long long row = base + u * GROUPS + group;
-            float values[ELEMENTS];
-            unpack(x[u], values);
-            const float sum = chunk_tree<LANES>(lane_dot(values, values));
-            const float rstd = inverse_rms(sum, a.columns, a.eps);
-            if (row >= a.rows) continue;
-            store_forward<GATED, VECTOR>(a, row, column, values, gate[u], rstd, weight);
-            if (column == 0) a.rstd_out[row] = rstd;
-        }
+        y_at += turns.step * a.columns;
+        rstd_at += turns.step;
     }
 }
 
-// ORDER: chunk sums ascending, from +0
-__device__ __forceinline__ float add_chunks(const float* sums, int chunks) {
+// ORDER: chunk sums ascending, from +0. All CHUNKS are added: those beyond the row are +0, which
+// changes no sum.
+template <int CHUNKS>
+__device__ __forceinline__ float add_chunks(const float* sums) {
     float total = 0.0f;
-    for (int i = 0; i < chunks; ++i) total = add(total, sums[i]);
+#pragma unroll
+    for (int i = 0; i < CHUNKS; ++i) total = add(total, sums[i]);
     return total;
 }
 
-// Rows of 257 to 8192 columns: a block holds a row, a warp one chunk of it.
+// Chunk sums of a block's rows: those of one turn, while the other half serves the next.
+template <int CHUNKS> struct ChunkSums {
+    float sums[2][TURN_ROWS][CHUNKS];
+
+    // Whole blocks call; the first barrier of a turn comes after.
+    __device__ __forceinline__ void clear() {
+        for (int i = threadIdx.x; i < 2 * TURN_ROWS * CHUNKS; i += blockDim.x) {
+            (&sums[0][0][0])[i] = 0.0f;
+        }
+        __syncthreads();
+    }
+    // The sum of row `threadIdx.x % TURN_ROWS` over all chunks. One barrier a turn.
+    __device__ __forceinline__ float total(int turn, float (&lane_sums)[TURN_ROWS]) {
+        const float chunk = chunk_trees<32>(lane_sums);
+        const int row = threadIdx.x % TURN_ROWS;
+        if (threadIdx.x % 32 < TURN_ROWS) sums[turn % 2][row][threadIdx.x / 32] = chunk;
+        __syncthreads();
+        return add_chunks<CHUNKS>(sums[turn % 2][row]);
+    }
+};
+
+// Rows of 257 to 8192 columns: a block holds TURN_ROWS rows, a warp one chunk of each.
 template <typename T, bool GATED, bool VECTOR, int THREADS>
 __global__ void __launch_bounds__(THREADS) forward_wide(NormArguments<T> a) {
-    __shared__ float sums[2][WIDE_WARPS];
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
+    __shared__ ChunkSums<THREADS / 32> chunks;
     const int column = threadIdx.x * ELEMENTS;
+    const int count = elements_inside(column, a.columns);
     float weight[ELEMENTS];
     offset_weight(a.weight, a.weight_dtype, a.weight_stride, a.weight_offset, column, a.columns,
                   weight);
-    int parity = 0;
-    for (long long row = blockIdx.x; row < a.rows; row += gridDim.x, parity ^= 1) {
-        const Packed<T> x = a.x.template load<VECTOR>(row, column, a.columns);
-        Packed<T> gate;
-        if (GATED) gate = a.gate.template load<VECTOR>(row, column, a.columns);
-        float values[ELEMENTS];
-        unpack(x, values);
-        const float chunk = chunk_tree<32>(lane_dot(values, values));
-        if (lane == 0) sums[parity][warp] = chunk;
-        // One barrier a row: the other half of `sums` serves the next row.
-        __syncthreads();
-        const float rstd = inverse_rms(add_chunks(sums[parity], warps), a.columns, a.eps);
-        store_forward<GATED, VECTOR>(a, row, column, values, gate, rstd, weight);
-        if (threadIdx.x == 0) a.rstd_out[row] = rstd;
+    const long long first = (long long)blockIdx.x * TURN_ROWS;
+    const Turns turns(a.rows, first, 1, (long long)gridDim.x * TURN_ROWS);
+    ForwardRows<T, GATED, VECTOR> rows(a, turns, column);
+    T* y_at = a.y + first * a.columns + column;
+    float* rstd_at = a.rstd_out + first + threadIdx.x;
+    chunks.clear();
+    for (int turn = 0; turn < turns.of[0]; ++turn) {
+        rows.load(a, turns, turn, count);
+        float sums[TURN_ROWS];
+        rows.dots(sums);
+        const float own = inverse_rms(chunks.total(turn, sums), a.length, a.eps);
+#pragma unroll
+        for (int u = 0; u < TURN_ROWS; ++u) {
+            if (threadIdx.x == u && turn < turns.of[u]) *rstd_at = own;
+            const float rstd = __shfl_sync(0xffffffffu, own, u);
+            store_forward<GATED, VECTOR>(a, y_at + u * a.columns, turns.inside(turn, u, count),
+                                         rows.x[u], rows.gate[u], rstd, weight);
+        }
+        y_at += turns.step * a.columns;
+        rstd_at += turns.step;
     }
+}
+
+// ORDER: chunk sums ascending, from +0.
+__device__ __forceinline__ float add_long_chunks(const float* sums, int chunks) {
+    float total = 0.0f;
+    for (int i = 0; i < chunks; ++i) total = add(total, sums[i]);
+    return total;
 }
 
 // Longer rows: warps take turns at chunks, and the row is read twice, from cache.
@@ -103,24 +174,27 @@ __global__ void __launch_bounds__(WIDE_WARPS * 32) forward_long(NormArguments<T>
     const int chunks = (a.columns + CHUNK - 1) / CHUNK;
     for (long long row = blockIdx.x; row < a.rows; row += gridDim.x) {
         for (int chunk = warp; chunk < chunks; chunk += WIDE_WARPS) {
+            const int column = chunk * CHUNK + lane * ELEMENTS;
             float values[ELEMENTS];
-            unpack(a.x.template load<false>(row, chunk * CHUNK + lane * ELEMENTS, a.columns),
-                   values);
+            unpack(Cursor<T>(a.x, row, column, 0)
+                       .template load<false>(elements_inside(column, a.columns)), values);
             const float sum = chunk_tree<32>(lane_dot(values, values));
             if (lane == 0) sums[chunk] = sum;
         }
         __syncthreads();
-        const float rstd = inverse_rms(add_chunks(sums, chunks), a.columns, a.eps);
+        const float rstd = inverse_rms(add_long_chunks(sums, chunks), a.length, a.eps);
         __syncthreads();
         for (int chunk = warp; chunk < chunks; chunk += WIDE_WARPS) {
             const int column = chunk * CHUNK + lane * ELEMENTS;
-            float values[ELEMENTS], weight[ELEMENTS];
-            unpack(a.x.template load<false>(row, column, a.columns), values);
+            const int count = elements_inside(column, a.columns);
+            float weight[ELEMENTS];
+            const Packed<T> x = Cursor<T>(a.x, row, column, 0).template load<false>(count);
             Packed<T> gate;
-            if (GATED) gate = a.gate.template load<false>(row, column, a.columns);
+            if (GATED) gate = Cursor<T>(a.gate, row, column, 0).template load<false>(count);
             offset_weight(a.weight, a.weight_dtype, a.weight_stride, a.weight_offset, column,
                           a.columns, weight);
-            store_forward<GATED, false>(a, row, column, values, gate, rstd, weight);
+            store_forward<GATED, false>(a, a.y + row * a.columns + column, count, x, gate, rstd,
+                                        weight);
         }
         if (threadIdx.x == 0) a.rstd_out[row] = rstd;
     }

@@ -22,7 +22,7 @@ inline int wide_threads(int columns) { return 32 * (int)ceil_divide(columns, CHU
 template <typename T, bool GATED, bool VECTOR, int LANES>
 cudaError_t forward_narrow_launch(const NormArguments<T>& a, int device, cudaStream_t stream) {
     auto kernel = forward_narrow<T, GATED, VECTOR, LANES>;
-    const long long work = ceil_divide(a.rows, NARROW_THREADS / LANES * FORWARD_ROWS);
+    const long long work = ceil_divide(a.rows, NARROW_THREADS / LANES * TURN_ROWS);
     kernel<<<resident_blocks(kernel, NARROW_THREADS, 0, device, work), NARROW_THREADS, 0,
              stream>>>(a);
     return cudaGetLastError();
@@ -32,7 +32,8 @@ template <typename T, bool GATED, bool VECTOR, int THREADS>
 cudaError_t forward_wide_launch(const NormArguments<T>& a, int device, cudaStream_t stream) {
     auto kernel = forward_wide<T, GATED, VECTOR, THREADS>;
     const int threads = wide_threads(a.columns);
-    kernel<<<resident_blocks(kernel, threads, 0, device, a.rows), threads, 0, stream>>>(a);
+    const long long work = ceil_divide(a.rows, TURN_ROWS);
+    kernel<<<resident_blocks(kernel, threads, 0, device, work), threads, 0, stream>>>(a);
     return cudaGetLastError();
 }
 
@@ -81,44 +82,46 @@ struct BackwardPlan {
 
 template <typename Source, typename Kernel>
 BackwardPlan plan_backward(Kernel kernel, int threads, int device, long long work) {
-    const int bytes = ColumnSums<ELEMENTS>::deeper_doubles(threads) * (int)sizeof(double) +
+    const int bytes = ColumnSums<ELEMENTS>::doubles(threads) * (int)sizeof(double) +
                       Source::bytes(threads);
     cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
     return {resident_blocks(kernel, threads, bytes, device, work), threads, bytes};
 }
 
 template <typename T, bool GATED, bool VECTOR, int LANES>
-cudaError_t backward_narrow_launch(const NormArguments<T>& a, int device, cudaStream_t stream,
+cudaError_t backward_narrow_launch(NormArguments<T> a, int device, cudaStream_t stream,
                                    long long* workspace) {
     auto kernel = backward_narrow<T, GATED, VECTOR, LANES>;
     const int chunks = (int)ceil_divide(a.columns, CHUNK);
     const BackwardPlan plan = plan_backward<RowSource<T, GATED, VECTOR, NARROW_THREADS>>(
         kernel, NARROW_THREADS, device,
-                                            ceil_divide(a.rows, NARROW_THREADS / LANES));
+                                            ceil_divide(a.rows, NARROW_THREADS / LANES * TURN_ROWS));
     // Chunks of a longer row share the device.
     const int blocks = (int)ceil_divide(plan.blocks, chunks);
     if (workspace != nullptr) {
-        *workspace = blocks * a.columns * (long long)sizeof(double);
+        *workspace = Partials::bytes(blocks, a.columns);
         return cudaSuccess;
     }
+    a.partials = Partials(a.workspace, blocks, a.columns);
     kernel<<<dim3(blocks, chunks), plan.threads, plan.shared_bytes, stream>>>(a);
     if (a.state == nullptr) return cudaGetLastError();
-    return launch_combine(a.partial, blocks, {a.state, a.columns}, stream);
+    return launch_combine(a.partials, blocks, {a.state, a.columns}, stream);
 }
 
 template <typename T, bool GATED, bool VECTOR, int THREADS, int BLOCKS>
-cudaError_t backward_wide_launch(const NormArguments<T>& a, int device, cudaStream_t stream,
+cudaError_t backward_wide_launch(NormArguments<T> a, int device, cudaStream_t stream,
                                  long long* workspace) {
     auto kernel = backward_wide<T, GATED, VECTOR, THREADS, BLOCKS>;
     const BackwardPlan plan = plan_backward<RowSource<T, GATED, VECTOR, THREADS>>(
-        kernel, wide_threads(a.columns), device, a.rows);
+        kernel, wide_threads(a.columns), device, ceil_divide(a.rows, TURN_ROWS));
     if (workspace != nullptr) {
-        *workspace = plan.blocks * a.columns * (long long)sizeof(double);
+        *workspace = Partials::bytes(plan.blocks, a.columns);
         return cudaSuccess;
     }
+    a.partials = Partials(a.workspace, plan.blocks, a.columns);
     kernel<<<plan.blocks, plan.threads, plan.shared_bytes, stream>>>(a);
     if (a.state == nullptr) return cudaGetLastError();
-    return launch_combine(a.partial, plan.blocks, {a.state, a.columns}, stream);
+    return launch_combine(a.partials, plan.blocks, {a.state, a.columns}, stream);
 }
 
 template <typename T, bool GATED>
@@ -178,6 +181,7 @@ template <typename T, typename Call> NormArguments<T> forward_arguments(const Ca
     n.rstd_out = static_cast<float*>(a.rstd);
     n.rows = a.T;
     n.columns = (int)a.N;
+    n.length = Divisor(n.columns);
     n.eps = a.eps;
     n.weight_offset = a.weight_offset;
     return n;
@@ -194,9 +198,10 @@ template <typename T, typename Call> NormArguments<T> backward_arguments(const C
     n.rstd_stride = a.rstd_stride_T;
     n.dx = static_cast<T*>(a.dx);
     n.state = a.dweight_state;
-    n.partial = static_cast<double*>(a.workspace);
+    n.workspace = a.workspace;
     n.rows = a.T;
     n.columns = (int)a.N;
+    n.length = Divisor(n.columns);
     n.weight_offset = a.weight_offset;
     return n;
 }

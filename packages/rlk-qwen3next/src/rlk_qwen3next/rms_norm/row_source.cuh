@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+// How the backward gets a lane's share of one row after another, ahead of its use.
+#pragma once
+#include <cuda_pipeline.h>
+
+#include <type_traits>
+
+#include "rlk_qwen3next/rms_norm/device_cuda.cuh"
+
+namespace rlk {
+
+// One row's operands of a lane, as loaded.
+template <typename T> struct BackwardRow {
+    Packed<T> dy, x, gate;
+    float rstd;
+};
+
+// Where the operands of a lane's next turn lie.
+template <typename T, bool GATED> struct BackwardCursor {
+    Cursor<T> dy, x, gate;
+    // From one row of a turn to the next.
+    long long dy_apart, x_apart, gate_apart, rstd_apart, rstd_step;
+    const float* rstd;
+    Turns turns;
+    int turn = 0, count;
+
+    __device__ __forceinline__ BackwardCursor(const NormArguments<T>& a, const Turns& turns,
+                                              int column)
+        : dy(a.dy, turns.row, column, turns.step), x(a.x, turns.row, column, turns.step),
+          gate(GATED ? a.gate : a.x, turns.row, column, turns.step),
+          dy_apart(turns.apart * a.dy.row_stride), x_apart(turns.apart * a.x.row_stride),
+          gate_apart(turns.apart * a.gate.row_stride), rstd_apart(turns.apart * a.rstd_stride),
+          rstd_step(turns.step * a.rstd_stride), rstd(a.rstd + turns.row * a.rstd_stride), turns(turns), count(elements_inside(column, a.columns)) {}
+    __device__ __forceinline__ void advance() {
+        dy.advance();
+        x.advance();
+        if (GATED) gate.advance();
+        rstd += rstd_step;
+        ++turn;
+    }
+};
+
+// Turns on their way: a thread copies its own share of the next rows to shared memory while it
+// works on these, so that many bytes are in flight without holding registers.
+template <typename T, bool GATED> struct RowRing {
+    // 4 rows ahead of 2-byte elements, 2 of FP32: the same bytes in flight.
+    static constexpr int STAGES = (8 / sizeof(T) > 2 ? 4 : 2) / TURN_ROWS;
+    static constexpr int TENSORS = GATED ? 3 : 2;
+    static constexpr int WORDS = Packed<T>::WORDS;
+    static constexpr int ROW_WORDS = TENSORS * WORDS;
+
+    BackwardCursor<T, GATED> cursor;
+    uint4* words;  // [STAGES][TURN_ROWS][ROW_WORDS][threads], this thread's
+    float* rstds;  // [STAGES][TURN_ROWS][threads], this thread's
+    int threads, stage;
+
+    static int bytes(int threads) {
+        return STAGES * TURN_ROWS * threads * (ROW_WORDS * (int)sizeof(uint4) + (int)sizeof(float));
+    }
+    __device__ __forceinline__ RowRing(const NormArguments<T>& a, const Turns& turns, int column,
+                                       int threads, void* shared)
+        : cursor(a, turns, column), words(static_cast<uint4*>(shared) + threadIdx.x),
+          rstds(reinterpret_cast<float*>(static_cast<uint4*>(shared) +
+                                         STAGES * TURN_ROWS * ROW_WORDS * threads) + threadIdx.x),
+          threads(threads), stage(0) {
+        for (int s = 0; s < STAGES; ++s) fetch(s);
+    }
+    __device__ __forceinline__ void copy(const T* from, uint4* to) const {
+#pragma unroll
+        for (int w = 0; w < WORDS; ++w) {
+            __pipeline_memcpy_async(to + w * threads, reinterpret_cast<const uint4*>(from) + w,
+                                    sizeof(uint4));
+        }
+    }
+    // A row that does not exist is zeros.
+    __device__ __forceinline__ void fetch(int s) {
+        uint4* to = words + s * TURN_ROWS * ROW_WORDS * threads;
+        float* rstd_to = rstds + s * TURN_ROWS * threads;
+#pragma unroll
+        for (int u = 0; u < TURN_ROWS; ++u, to += ROW_WORDS * threads, rstd_to += threads) {
+            if (cursor.turns.inside(cursor.turn, u, cursor.count) > 0) {
+                copy(cursor.dy.at + u * cursor.dy_apart, to);
+                copy(cursor.x.at + u * cursor.x_apart, to + WORDS * threads);
+                if (GATED) copy(cursor.gate.at + u * cursor.gate_apart, to + 2 * WORDS * threads);
+                __pipeline_memcpy_async(rstd_to, cursor.rstd + u * cursor.rstd_apart,
+                                        sizeof(float));
+            } else {
+                for (int w = 0; w < ROW_WORDS; ++w) to[w * threads] = make_uint4(0, 0, 0, 0);
+                *rstd_to = 0.0f;
+            }
+        }
+        cursor.advance();
+        __pipeline_commit();
+    }
+    __device__ __forceinline__ Packed<T> read(const uint4* from) const {
+        Packed<T> packed;
+        uint4* to = reinterpret_cast<uint4*>(&packed);
+#pragma unroll
+        for (int w = 0; w < WORDS; ++w) to[w] = from[w * threads];
+        return packed;
+    }
+    // The rows in front, whose place is then given to those STAGES turns later.
+    __device__ __forceinline__ void next(int turn, BackwardRow<T> (&rows)[TURN_ROWS]) {
+        __pipeline_wait_prior(STAGES - 1);
+        const uint4* from = words + stage * TURN_ROWS * ROW_WORDS * threads;
+#pragma unroll
+        for (int u = 0; u < TURN_ROWS; ++u, from += ROW_WORDS * threads) {
+            rows[u].dy = read(from);
+            rows[u].x = read(from + WORDS * threads);
+            if (GATED) rows[u].gate = read(from + 2 * WORDS * threads);
+            rows[u].rstd = rstds[(stage * TURN_ROWS + u) * threads];
+        }
+        fetch(stage);
+        stage = stage + 1 == STAGES ? 0 : stage + 1;
+    }
+};
+
+// Where a ring does not fit or words cannot be read: rows are loaded when they are needed.
+template <typename T, bool GATED, bool VECTOR> struct RowByRow {
+    BackwardCursor<T, GATED> cursor;
+
+    static int bytes(int) { return 0; }
+    __device__ __forceinline__ RowByRow(const NormArguments<T>& a, const Turns& turns, int column,
+                                        int, void*)
+        : cursor(a, turns, column) {}
+    __device__ __forceinline__ void next(int turn, BackwardRow<T> (&rows)[TURN_ROWS]) {
+#pragma unroll
+        for (int u = 0; u < TURN_ROWS; ++u) {
+            const int inside = cursor.turns.inside(turn, u, cursor.count);
+            rows[u].dy = cursor.dy.template load<VECTOR>(inside, u * cursor.dy_apart);
+            rows[u].x = cursor.x.template load<VECTOR>(inside, u * cursor.x_apart);
+            if (GATED) {
+                rows[u].gate = cursor.gate.template load<VECTOR>(inside, u * cursor.gate_apart);
+            }
+            rows[u].rstd = turn < cursor.turns.of[u] ? cursor.rstd[u * cursor.rstd_apart] : 0.0f;
+        }
+        cursor.advance();
+    }
+};
+
+template <typename T, bool GATED, bool VECTOR, int THREADS>
+using RowSource = std::conditional_t<VECTOR && THREADS <= 256, RowRing<T, GATED>,
+                                     RowByRow<T, GATED, VECTOR>>;
+
+}  // namespace rlk
