@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two processes with one process group, which run a function together on request."""
+
+import multiprocessing
+import os
+import pickle
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+RANKS = 2
+# Seconds: a start on a loaded machine imports torch and DTensor; a task that hangs is a deadlock.
+TIMEOUT = 120.0
+
+
+class RankFailure(AssertionError):
+    """A task failed on a rank, or did not end."""
+
+
+class Ranks:
+    """The processes; started at the first task, and again after one that hung."""
+
+    def __init__(self, device: str) -> None:
+        self.device = device
+        self._processes: list[Any] = []
+        self._pipes: list[Any] = []
+
+    def run(self, task: Callable[..., None], *arguments: Any) -> None:
+        """Call `task(device, *arguments)` on every rank.
+
+        Raises:
+            RankFailure: it raised on a rank, or a rank did not answer in time.
+        """
+        if not self._processes:
+            self._start()
+        message = pickle.dumps((task, arguments))
+        for pipe in self._pipes:
+            pipe.send_bytes(message)
+        end = time.monotonic() + TIMEOUT
+        failures = []
+        for rank, pipe in enumerate(self._pipes):
+            failure = _answer(pipe, end)
+            if failure is not None:
+                failures.append(f"rank {rank}: {failure}")
+        if failures:
+            # The other rank may wait for this one in a collective.
+            self.close()
+            raise RankFailure("\n".join(failures))
+
+    def close(self) -> None:
+        """End the processes."""
+        for pipe in self._pipes:
+            pipe.close()
+        for process in self._processes:
+            process.join(timeout=5)
+            if process.is_alive():
+                process.kill()
+                process.join()
+        self._processes, self._pipes = [], []
+
+    def _start(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        folder = tempfile.mkdtemp(prefix="rlk-ranks-")
+        for rank in range(RANKS):
+            ours, theirs = context.Pipe()
+            process = context.Process(
+                target=_serve, args=(rank, self.device, folder, theirs), daemon=True
+            )
+            process.start()
+            theirs.close()
+            self._processes.append(process)
+            self._pipes.append(ours)
+
+
+def _answer(pipe: Any, end: float) -> str | None:
+    try:
+        if not pipe.poll(max(0.0, end - time.monotonic())):
+            return f"no answer within {TIMEOUT:.0f} s"
+        return pickle.loads(pipe.recv_bytes())
+    except (EOFError, ConnectionError):
+        return "the process ended"
+
+
+def _serve(rank: int, device: str, folder: str, pipe: Any) -> None:
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    if device == "cuda":
+        torch.cuda.set_device(rank)
+    # No network is needed: loopback, and a file where the ranks meet.
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    dist.init_process_group(
+        "nccl" if device == "cuda" else "gloo",
+        init_method=(Path(folder) / "store").as_uri(),
+        rank=rank,
+        world_size=RANKS,
+        timeout=timedelta(seconds=TIMEOUT),
+    )
+    while True:
+        try:
+            task, arguments = pickle.loads(pipe.recv_bytes())
+        except (EOFError, ConnectionError):
+            break
+        failure = None
+        try:
+            task(device, *arguments)
+        except BaseException:  # noqa: BLE001 - whatever it is, the test shows it
+            failure = traceback.format_exc()
+        pipe.send_bytes(pickle.dumps(failure))
+    dist.destroy_process_group()
