@@ -19,8 +19,8 @@ from rlk.gates.inputs import Fixture, fixture, smallest_sizes
 from rlk.gates.layout import strided
 from rlk.operator import Operator
 
-pytest.register_assert_rewrite("rlk.torch_suite")
-# After the line above, which must come before the import.
+pytest.register_assert_rewrite(f"{__package__}.torch_suite")
+# Below: a module is rewritten when it is imported.
 from rlk.torch_suite import (  # noqa: E402
     CompilationSuite,
     DistributionSuite,
@@ -121,8 +121,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     suite = metafunc.cls is not None and issubclass(metafunc.cls, OperatorSuite)
     if suite and "device" in metafunc.fixturenames:
         missing = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
-        cuda = pytest.param("cuda", marks=[pytest.mark.gpu, missing])
-        metafunc.parametrize("device", ["cpu", cuda])
+        marks = [pytest.mark.gpu, missing]
+        if "ranks" in metafunc.fixturenames and metafunc.config.pluginmanager.hasplugin("xdist"):
+            # One worker: two processes on each GPU would wait for memory, and start twice.
+            marks.append(pytest.mark.xdist_group("ranks"))
+        metafunc.parametrize("device", ["cpu", pytest.param("cuda", marks=marks)])
     if "gate_case" in metafunc.fixturenames and metafunc.cls is not None:
         wanted = metafunc.cls.backends
         found = [

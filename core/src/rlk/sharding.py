@@ -7,7 +7,7 @@ integers and rounded after that, so its bits do not depend on how the rows were 
 
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
@@ -16,8 +16,11 @@ from rlk.operator import Operator
 if TYPE_CHECKING:
     from torch.distributed.tensor.placement_types import Placement
 
+# Placements of (*results, *tensor arguments) on one mesh axis, the cheapest to be taken.
+Rules: TypeAlias = list[list["Placement | None"]]
+
 _DTENSOR = "torch.distributed.tensor"
-_waiting: list[tuple[Any, int, Callable[[Any], list[list["Placement"]]]]] = []
+_waiting: list[tuple[Any, int, Callable[[Any], Rules]]] = []
 
 
 def declare(operator: Operator) -> None:
@@ -50,14 +53,14 @@ def register_if_imported() -> None:
         propagator.register_op_strategy(op, _strategy(op, rules), info)
 
 
-def forward_rules(operator: Operator, schema: Any) -> list[list["Placement"]]:
-    """Placements of (*outputs, *saved, *inputs) on one mesh axis: replicated, or rows sharded."""
+def forward_rules(operator: Operator, schema: Any) -> Rules:
+    """All whole, or rows sharded."""
     results, inputs = operator.outputs + operator.saved, operator.inputs
     return _rules(_leading_axes(operator, schema.args_schema), results, inputs)
 
 
-def backward_rules(operator: Operator, schema: Any) -> list[list["Placement"]]:
-    """Placements of a backward call: states become partial sums where rows are sharded."""
+def backward_rules(operator: Operator, schema: Any) -> Rules:
+    """All whole, or rows sharded and states partial sums."""
     from torch.distributed.tensor import Partial, Replicate
 
     arguments = operator.outputs + operator.inputs + operator.saved
@@ -76,7 +79,7 @@ def backward_rules(operator: Operator, schema: Any) -> list[list["Placement"]]:
     return rules
 
 
-def rounding_rules(schema: Any) -> list[list["Placement"]]:
+def rounding_rules(schema: Any) -> Rules:
     """A state is whole before it is rounded: DTensor reduces partial sums in front of it."""
     from torch.distributed.tensor import Replicate
 
@@ -97,11 +100,11 @@ def _leading_axes(operator: Operator, inputs: Sequence[Any]) -> int:
     return 0
 
 
-def _rules(axes: int, results: Sequence[Any], inputs: Sequence[Any]) -> list[list["Placement"]]:
+def _rules(axes: int, results: Sequence[Any], inputs: Sequence[Any]) -> Rules:
     from torch.distributed.tensor import Replicate, Shard
 
     # The first of equally cheap rules is taken: whole tensors are not sharded unasked.
-    rules: list[list[Placement]] = [[Replicate() for _ in (*results, *inputs)]]
+    rules: Rules = [[Replicate() for _ in (*results, *inputs)]]
     if not all(t.has_rows or t.gradient == "parameter" for t in results):
         return rules
     for axis in range(axes):
@@ -109,7 +112,7 @@ def _rules(axes: int, results: Sequence[Any], inputs: Sequence[Any]) -> list[lis
     return rules
 
 
-def _strategy(op: Any, rules: Callable[[Any], list[list["Placement"]]]) -> Callable[[Any], Any]:
+def _strategy(op: Any, rules: Callable[[Any], Rules]) -> Callable[[Any], Any]:
     from torch.distributed.tensor._ops.utils import expand_to_full_mesh_op_strategy
 
     results = len(op._schema.returns)

@@ -2,18 +2,29 @@
 """Compiled, exported and faked: the operator is one node, and its bits are those of eager."""
 
 import io
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
 from rlk import trace
-from rlk.compare import assert_same_bits
+from rlk.gates.inputs import default_scalars
 from rlk.gates.layout import strided
 from rlk.operator import Operator
-from rlk.torch_suite.sample import OperatorModule, Sample, assert_same_results, sample
+from rlk.publish import PUBLISHED
+from rlk.torch_suite.sample import (
+    OperatorModule,
+    Sample,
+    assert_same_results,
+    module_results,
+    sample,
+)
 
-LAYOUTS = {"contiguous": torch.Tensor.contiguous, "strided": strided}
+LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "contiguous": lambda tensor: tensor.contiguous(),
+    "strided": strided,
+}
 # Row counts after the first: a power of two, a prime, fewer than before, the least a dynamic
 # size may be.
 ROWS = (3, 7, 64, 131, 2)
@@ -62,8 +73,22 @@ class CompilationSuite:
             assert_same_results(made.results(call), made.results(), f"{rows} rows")
         assert counter.frame_count == graphs
 
+    def test_compile_subset_of_gradients_launches_what_eager_launches(self, device: str) -> None:
+        """The flags of what is needed arrive in compiled backwards too."""
+        made = sample(self.operator, device)
+        for name in made.differentiable:
+            torch._dynamo.reset()
+            compiled = torch.compile(made.call, fullgraph=True, backend="aot_eager")
+            ran: list[tuple[list[str], dict[str, torch.Tensor]]] = []
+            for function in (compiled, made.call):
+                with trace() as launches:
+                    found = made.results(function, [name])
+                ran.append(([launch.kernel for launch in launches], found))
+            assert ran[0][0] == ran[1][0]
+            assert_same_results(ran[0][1], ran[1][1], f"wanted {name}")
+
     def _call(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return _published(self.operator)(tensors, _scalars(self.operator))
+        return PUBLISHED[self.operator.name](tensors, default_scalars(self.operator))
 
     @pytest.mark.parametrize("strict", [False, True])
     def test_export_saved_and_loaded_serves_other_batches(self, device: str, strict: bool) -> None:
@@ -84,10 +109,10 @@ class CompilationSuite:
         loaded = torch.export.load(file).module()
         for count in (7, 2):
             other = sample(self.operator, device, leading=(count, 5), seed=count)
-            with torch.no_grad():
-                expected = module(*other.row_inputs)
-                for tensor, want in zip(loaded(*other.row_inputs), expected, strict=True):
-                    assert_same_bits(tensor, want, f"{count} rows")
+            module.zero_grad()
+            loaded.zero_grad()
+            expected = module_results(module, other)
+            assert_same_results(module_results(loaded, other), expected, f"{count} rows")
 
     @pytest.mark.parametrize("layout", LAYOUTS)
     def test_fake_tensors_look_like_real_ones_and_launch_nothing(
@@ -106,15 +131,3 @@ class CompilationSuite:
 def _described(made: Sample) -> dict[str, tuple[Any, ...]]:
     found = made.results()
     return {n: (t.shape, t.stride(), t.dtype, t.device) for n, t in found.items()}
-
-
-def _published(operator: Operator) -> Any:
-    from rlk.publish import PUBLISHED
-
-    return PUBLISHED[operator.name]
-
-
-def _scalars(operator: Operator) -> dict[str, Any]:
-    from rlk.gates.inputs import default_scalars
-
-    return default_scalars(operator)

@@ -16,6 +16,7 @@ SHARDINGS = (
     "nothing",
     "along_rows",
     "upstream_whole",
+    "partial_sums",
 )
 
 

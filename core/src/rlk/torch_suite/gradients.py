@@ -26,8 +26,9 @@ class GradientSuite:
 
     def test_needed_gradients_alone_reach_the_backend(self, device: str) -> None:
         """Every subset: the flags that arrive, what the backend leaves out, and the bits."""
-        made, asked = sample(self.operator, device), []
+        made = sample(self.operator, device)
         expected = made.results()
+        asked: list[tuple[frozenset[str], set[str]]] = []
 
         def backward(*arguments: Any, needs: frozenset[str], **scalars: Any) -> Any:
             results = module.backward(*arguments, needs=needs, **scalars)
@@ -69,10 +70,13 @@ class GradientSuite:
         """Nothing is kept for a backward, and none is launched."""
         made = sample(self.operator, device)
         expected = made.results()
+        leaves = made.leaves().values()
         with mode(), trace() as launches:
-            outputs = made.call(*made.leaves().values())
+            outputs = made.call(*leaves)
+            # Tensors that are born without a version counter, as a server's are.
+            again = made.call(*(leaf * 1 for leaf in leaves))
         assert {launch.direction for launch in launches} == {"forward"}
-        for declared, output in zip(self.operator.outputs, outputs, strict=True):
+        for declared, output in zip(self.operator.outputs * 2, outputs + again, strict=True):
             assert (output.grad_fn, output.requires_grad) == (None, False)
             assert output.is_inference() == (mode is torch.inference_mode)
             assert_same_bits(output, expected[declared.name], declared.name)
@@ -84,14 +88,13 @@ class GradientSuite:
         """Activation checkpointing in both of its modes."""
         from torch.utils.checkpoint import checkpoint
 
-        made, ran = sample(self.operator, device), []
-        expected = made.results()
+        made, expected = sample(self.operator, device), sample(self.operator, device).results()
+        ran: list[bool] = []
 
         def call(*tensors: torch.Tensor) -> Any:
             ran.append(torch.is_grad_enabled())
             return made.call(*tensors)
 
-        found = {}
         leaves = made.leaves()
         outputs = checkpoint(call, *leaves.values(), use_reentrant=reentrant)
         torch.autograd.backward(outputs, list(made.batch.upstream.values()))
@@ -132,14 +135,12 @@ class GradientSuite:
         made = sample(self.operator, device)
         tensors = made.leaves(None if gradients else ()).values()
         axes = tuple(0 if t.has_rows else None for t in self.operator.inputs)
-        with pytest.raises((ArgumentError, GradientError)) as caught:
+        with pytest.raises(ArgumentError) as caught:
             torch.vmap(made.call, in_dims=axes)(*tensors)
-        reasons = (
-            "the batch must be leading axes, got torch.vmap; call it on the whole batch",
-            "the derivative must be taken by torch.autograd, got torch.func; use "
-            "torch.autograd.grad",
+        assert str(caught.value) == (
+            f"{self.operator.name}: the batch must be leading axes, got torch.vmap; call it on "
+            "the whole batch"
         )
-        assert str(caught.value) == f"{self.operator.name}: {reasons[gradients]}"
 
     def test_batch_of_upstream_gradients_is_refused_by_name(self, device: str) -> None:
         """A vectorised Jacobian would map the backward over slices."""

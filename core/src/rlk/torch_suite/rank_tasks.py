@@ -3,6 +3,7 @@
 
 import importlib
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -40,6 +41,7 @@ SHARDINGS: dict[str, tuple[Placement, Placement, Placement]] = {
     "nothing": (Replicate(), Replicate(), Replicate()),
     "along_rows": (Shard(2), Replicate(), Shard(2)),
     "upstream_whole": (Shard(0), Replicate(), Replicate()),
+    "partial_sums": (Partial("sum"), Replicate(), Partial("sum")),
 }
 # Divisible by the ranks, not divisible, and fewer rows than ranks.
 LEADING = ((4, 3), (5, 3), (1, 3))
@@ -129,7 +131,8 @@ def average_gradients(
         whole = sample(operator, device, leading=(2 * RANKS, 3), dtype=dtype)
         parts = [whole.rows(2 * rank, 2 * rank + 2) for rank in range(RANKS)]
         own = parts[dist.get_rank()]
-        for build in (lambda: OperatorModule(whole), *modules):
+        builders: list[Callable[[], torch.nn.Module]] = [partial(OperatorModule, whole), *modules]
+        for build in builders:
             module = build().to(device=device, dtype=getattr(torch, dtype))
             with torch.no_grad():
                 for declared, p in zip(operator.parameters, module.parameters(), strict=True):
@@ -163,8 +166,8 @@ def _wrap(module: torch.nn.Module, wrap: str, device: str) -> torch.nn.Module:
 
 def _assert_sharded(
     made: Sample, mesh: Any, placements: Any, wanted: Sequence[str], expected: Any
-) -> dict[str, DTensor]:
-    found = _placed(made, mesh, placements).results(wanted=wanted)
+) -> dict[str, Any]:
+    found: dict[str, Any] = _placed(made, mesh, placements).results(wanted=wanted)
     for tensor in found.values():
         assert not any(isinstance(p, Partial) for p in tensor.placements)
     where = f"{placements} {list(made.batch.inputs.values())[0].shape}, wanted {wanted}"
@@ -180,7 +183,11 @@ def _placed(made: Sample, mesh: Any, placements: Any) -> Sample:
     with_rows = {t.name for t in made.operator.inputs if t.has_rows}
 
     def place(tensor: torch.Tensor, where: Any) -> torch.Tensor:
-        return distribute_tensor(tensor, mesh, where)
+        if not any(isinstance(p, Partial) for p in where):
+            return distribute_tensor(tensor, mesh, where)
+        # -0 changes no number that it is added to.
+        local = tensor if dist.get_rank() == 0 else torch.full_like(tensor, -0.0)
+        return DTensor.from_local(local, mesh, where)
 
     made = made.map(lambda tensor: tensor)
     inputs = made.batch.inputs

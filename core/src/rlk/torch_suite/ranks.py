@@ -4,6 +4,8 @@
 import multiprocessing
 import os
 import pickle
+import shutil
+import sys
 import tempfile
 import time
 import traceback
@@ -26,6 +28,7 @@ class Ranks:
 
     def __init__(self, device: str) -> None:
         self.device = device
+        self._folder = ""
         self._processes: list[Any] = []
         self._pipes: list[Any] = []
 
@@ -61,14 +64,16 @@ class Ranks:
                 process.kill()
                 process.join()
         self._processes, self._pipes = [], []
+        if self._folder:
+            shutil.rmtree(self._folder, ignore_errors=True)
 
     def _start(self) -> None:
         context = multiprocessing.get_context("spawn")
-        folder = tempfile.mkdtemp(prefix="rlk-ranks-")
+        self._folder = tempfile.mkdtemp(prefix="rlk-ranks-")
         for rank in range(RANKS):
             ours, theirs = context.Pipe()
             process = context.Process(
-                target=_serve, args=(rank, self.device, folder, theirs), daemon=True
+                target=_serve, args=(rank, self.device, self._folder, theirs), daemon=True
             )
             process.start()
             theirs.close()
@@ -93,7 +98,8 @@ def _serve(rank: int, device: str, folder: str, pipe: Any) -> None:
     if device == "cuda":
         torch.cuda.set_device(rank)
     # No network is needed: loopback, and a file where the ranks meet.
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    if sys.platform == "linux":
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group(
         "nccl" if device == "cuda" else "gloo",
         init_method=(Path(folder) / "store").as_uri(),
