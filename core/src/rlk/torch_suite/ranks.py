@@ -11,12 +11,15 @@ import time
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
+from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
 RANKS = 2
 # Seconds: a start on a loaded machine imports torch and DTensor; a task that hangs is a deadlock.
 TIMEOUT = 120.0
+# Seconds: how long a rank may go on after another one failed.
+GRACE = 3.0
 
 
 class RankFailure(AssertionError):
@@ -40,19 +43,40 @@ class Ranks:
         """
         if not self._processes:
             self._start()
-        message = pickle.dumps((task, arguments))
-        for pipe in self._pipes:
-            pipe.send_bytes(message)
-        end = time.monotonic() + TIMEOUT
-        failures = []
-        for rank, pipe in enumerate(self._pipes):
-            failure = _answer(pipe, end)
-            if failure is not None:
-                failures.append(f"rank {rank}: {failure}")
+        failures = self._ask(pickle.dumps((task, arguments))) or self._answers()
         if failures:
             # The other rank may wait for this one in a collective.
+            for process in self._processes:
+                process.kill()
             self.close()
             raise RankFailure("\n".join(failures))
+
+    def _ask(self, message: bytes) -> list[str]:
+        """The ranks that ended before they could be asked."""
+        failures = []
+        for rank, pipe in enumerate(self._pipes):
+            try:
+                pipe.send_bytes(message)
+            except ConnectionError:
+                failures.append(f"rank {rank}: the process ended")
+        return failures
+
+    def _answers(self) -> list[str]:
+        """What failed, by rank."""
+        end = time.monotonic() + TIMEOUT
+        waiting = dict(enumerate(self._pipes))
+        failures = []
+        while waiting:
+            ready = connection.wait(list(waiting.values()), max(0.0, end - time.monotonic()))
+            if not ready:
+                failures += [f"rank {rank}: no answer" for rank in waiting]
+                break
+            for rank in [rank for rank, pipe in waiting.items() if pipe in ready]:
+                failure = _answer(waiting.pop(rank))
+                if failure is not None:
+                    failures.append(f"rank {rank}: {failure}")
+                    end = min(end, time.monotonic() + GRACE)
+        return failures
 
     def close(self) -> None:
         """End the processes."""
@@ -81,10 +105,8 @@ class Ranks:
             self._pipes.append(ours)
 
 
-def _answer(pipe: Any, end: float) -> str | None:
+def _answer(pipe: Any) -> str | None:
     try:
-        if not pipe.poll(max(0.0, end - time.monotonic())):
-            return f"no answer within {TIMEOUT:.0f} s"
         return pickle.loads(pipe.recv_bytes())
     except (EOFError, ConnectionError):
         return "the process ended"

@@ -47,10 +47,10 @@ class SurroundingsSuite:
     def test_autocast_unlike_dtypes_are_refused_as_without(self, device: str) -> None:
         """Autocast does not repair a call that is wrong without it."""
         made = sample(self.operator, device)
-        followers = [t for t in self.operator.inputs[1:] if "float16" not in t.dtype]
-        assert followers
-        for declared in followers:
-            inputs = {**made.batch.inputs, declared.name: made.batch.inputs[declared.name].half()}
+        first, *others = self.operator.inputs
+        wrong = {t.name: torch.float16 for t in others if "float16" not in t.dtype}
+        for name, dtype in {first.name: torch.float64, **wrong}.items():
+            inputs = {**made.batch.inputs, name: made.batch.inputs[name].to(dtype)}
             messages = []
             for enabled in (False, True):
                 with torch.autocast(device, dtype=torch.float16, enabled=enabled):
@@ -58,7 +58,7 @@ class SurroundingsSuite:
                         made.call(*inputs.values())
                 messages.append(str(caught.value))
             assert messages[0] == messages[1]
-            assert messages[0].startswith(f"{self.operator.name}: {declared.name} must be float32")
+            assert messages[0].startswith(f"{self.operator.name}: {name} must be float32")
 
     def test_threads_together_have_the_bits_of_one(self, device: str) -> None:
         """Forward and backward of unlike batches at the same time."""
