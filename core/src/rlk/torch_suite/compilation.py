@@ -10,7 +10,7 @@ import torch
 
 from rlk import trace
 from rlk.gates.inputs import default_scalars
-from rlk.gates.layout import strided
+from rlk.gates.layout import strided, transposed
 from rlk.operator import Operator
 from rlk.publish import PUBLISHED
 from rlk.torch_suite.sample import (
@@ -24,6 +24,8 @@ from rlk.torch_suite.sample import (
 LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "contiguous": lambda tensor: tensor.contiguous(),
     "strided": strided,
+    # Dense: what copies the strides of an input shows here alone.
+    "transposed": transposed,
 }
 # Row counts after the first: a power of two, a prime, fewer than before, the least a dynamic
 # size may be.
