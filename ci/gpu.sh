@@ -73,7 +73,7 @@ exact_sum.round(exact_sum.new(1, 'cuda'), torch.float32, backend='cuda')" || { w
     wait "$operators"
 }
 tests() {
-    mapfile -t files < <(grep -rlE 'pytest\.mark\.gpu' --include='test_*.py' core/src packages)
+    mapfile -t files < <(grep -rlE 'pytest\.mark\.gpu|\(OperatorSuite\)' --include='test_*.py' core/src packages)
     "$PYTHON" -m pytest -m gpu -n "$WORKERS" --dist loadgroup -p no:cacheprovider --durations 15 \
         --junitxml "$OUT/tests.xml" "${files[@]}"
 }

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch._C import _AutoDispatchBelowAutograd
 
+from rlk import sharding
 from rlk.arguments import check_gradients, check_tensors
 from rlk.autograd import first_order_only, require_autograd, require_reverse_mode
 from rlk.errors import ArgumentError, RlkError
@@ -22,6 +23,8 @@ from rlk.reduce import exact_sum
 
 _library = torch.library.Library("rlk", "FRAGMENT")
 _SCHEMA_TYPES = {float: "float", str: "str"}
+# Every published operator by name.
+PUBLISHED: dict[str, "Published"] = {}
 
 
 class Published(Execution):
@@ -41,6 +44,8 @@ class Published(Execution):
         if is_plain(tensors):
             return self.call(*arguments)[: self._outputs]
         check_tensors(self.operator, tensors)
+        if not torch.compiler.is_compiling():
+            sharding.register_if_imported()
         results = self.forward_op(*arguments)
         results = (results,) if isinstance(results, torch.Tensor) else results
         return tuple(results[: self._outputs])
@@ -77,7 +82,9 @@ def publish(operator: Operator) -> Published:
                 f"{operator.name}: name must be new to torch, got torch.ops.rlk.{name} defined "
                 "before; rename the operator or publish it once"
             )
-    return Published(operator)
+    PUBLISHED[operator.name] = Published(operator)
+    sharding.declare(operator)
+    return PUBLISHED[operator.name]
 
 
 def is_plain(tensors: Sequence[Any]) -> bool:
@@ -168,6 +175,7 @@ def _fake_backward(published: Published) -> Callable[..., Any]:
 
 def _autograd_forward(published: Published) -> Callable[..., Any]:
     def kernel(keyset: Any, *arguments: Any) -> tuple[torch.Tensor, ...]:
+        sharding.register_if_imported()
         tensors = arguments[: len(published.operator.inputs)]
         require_reverse_mode(published.operator.name, tensors)
         if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
@@ -197,3 +205,6 @@ _library.impl("exact_sum_round", _round_kernel, "CompositeExplicitAutograd")
 @torch.library.register_fake("rlk::exact_sum_round", lib=_library)
 def _fake_round(state: torch.Tensor, dtype: torch.dtype, backend: str) -> torch.Tensor:
     return state.new_empty(state.shape[1:], dtype=dtype)
+
+
+sharding.declare_rounding(torch.ops.rlk.exact_sum_round.default)

@@ -7,7 +7,7 @@ class TestDemo(OperatorSuite):
     operator = OPERATOR
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -19,18 +19,31 @@ from rlk.gates.inputs import Fixture, fixture, smallest_sizes
 from rlk.gates.layout import strided
 from rlk.operator import Operator
 
+pytest.register_assert_rewrite(f"{__package__}.torch_suite")
+# Below: a module is rewritten when it is imported.
+from rlk.torch_suite import (  # noqa: E402
+    CompilationSuite,
+    DistributionSuite,
+    GradientSuite,
+    SurroundingsSuite,
+)
+from rlk.torch_suite.ranks import RANKS, Ranks  # noqa: E402
+
 # Few rows: registration does not depend on how many there are.
 ROWS = 3
 
 
-class OperatorSuite:
-    """Every short gate of `operator`, and its registration with torch.
+class OperatorSuite(CompilationSuite, GradientSuite, SurroundingsSuite, DistributionSuite):
+    """Every short gate of `operator`, its registration with torch, and the features of torch.
 
     Subclass it in a package's tests and name the declaration. A gate that this machine cannot
     judge is skipped with the reason; everything else passes or fails.
     """
 
     operator: Operator
+    # What builds a module that calls the operator on its inputs in order, without parameters;
+    # must survive pickle: `functools.partial(Module, 128)` at the operator's smallest width.
+    modules: tuple[Callable[[], torch.nn.Module], ...] = ()
     # None: every declared backend. Name some where another command judges the rest.
     backends: tuple[str, ...] | None = None
 
@@ -86,8 +99,33 @@ def pytest_configure(config: pytest.Config) -> None:
     interpreter.enable_without_gpu()
 
 
+@pytest.fixture(scope="session")
+def rank_processes() -> Iterator[dict[str, Ranks]]:
+    """The processes of distributed tests, by device; each starts when a test first needs it."""
+    pools = {device: Ranks(device) for device in ("cpu", "cuda")}
+    yield pools
+    for pool in pools.values():
+        pool.close()
+
+
+@pytest.fixture
+def ranks(device: str, rank_processes: dict[str, Ranks]) -> Ranks:
+    """Two processes with one process group on this kind of device."""
+    if device == "cuda" and torch.cuda.device_count() < RANKS:
+        pytest.skip("needs a second GPU")
+    return rank_processes[device]
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """One test per short case of a suite's operator."""
+    """Devices of a suite's tests, and one test per short case of its operator."""
+    suite = metafunc.cls is not None and issubclass(metafunc.cls, OperatorSuite)
+    if suite and "device" in metafunc.fixturenames:
+        missing = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+        marks = [pytest.mark.gpu, missing]
+        if "ranks" in metafunc.fixturenames and metafunc.config.pluginmanager.hasplugin("xdist"):
+            # One worker: two processes on each GPU would wait for memory, and start twice.
+            marks.append(pytest.mark.xdist_group("ranks"))
+        metafunc.parametrize("device", ["cpu", pytest.param("cuda", marks=marks)])
     if "gate_case" in metafunc.fixturenames and metafunc.cls is not None:
         wanted = metafunc.cls.backends
         found = [

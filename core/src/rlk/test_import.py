@@ -14,7 +14,16 @@ import rlk
 # 0.2 s: what a user may pay on top of `import torch`.
 BUDGET_SECONDS = 0.2
 HEAVY = {"triton", "typer", "rich", "msgspec", "pytest", "jsonschema"}
-LAZY = ("rlk.cli", "rlk.gates", "rlk.manifest", "rlk.contract", "rlk.cuda", "rlk.test_support")
+LAZY = (
+    "torch.distributed.tensor",
+    "rlk.torch_suite",
+    "rlk.cli",
+    "rlk.gates",
+    "rlk.manifest",
+    "rlk.contract",
+    "rlk.cuda",
+    "rlk.test_support",
+)
 IMPORT = """
 import json, sys, time, torch
 before = set(sys.modules)
