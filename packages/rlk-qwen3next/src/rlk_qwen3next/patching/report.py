@@ -36,15 +36,15 @@ class PatchSite:
         class_name = type(module).__name__
         if pair is None:
             return PatchSite(path, class_name, reason=reason or "")
-        scalars = {s.name: s.default for s in pair.module.operator.scalars}
+        operator = pair.module.operator
+        offset = next(s.default for s in operator.scalars if s.name == "weight_offset")
         return PatchSite(
             path,
             class_name,
-            pair.module.operator.name,
-            getattr(module, pair.eps),
-            getattr(module, "activation", None),
-            float(scalars["weight_offset"]),
-            reason or "",
+            operator.name,
+            weight_offset=float(offset),
+            reason=reason or "",
+            **pair.scalars(module),
         )
 
 

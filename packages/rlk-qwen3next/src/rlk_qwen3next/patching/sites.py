@@ -26,7 +26,16 @@ class Replacement:
     theirs: type[nn.Module]
     ours: type[nn.Module]
     module: Any
-    eps: str  # the attribute that holds it
+    eps_name: str  # the attribute that holds it
+
+    def scalars(self, module: nn.Module) -> dict[str, Any]:
+        """eps, and the activation where there is a gate, as the module says them."""
+        found: dict[str, Any] = {"eps": getattr(module, self.eps_name)}
+        default = getattr(self.ours, "activation", None)
+        activation = getattr(module, "activation", default)
+        if activation is not None:
+            found["activation"] = activation
+        return found
 
 
 Site = tuple[str, nn.Module, Replacement | None]
@@ -81,7 +90,7 @@ def obstacle(module: nn.Module, pair: Replacement | None, to_ours: bool) -> str 
     """Why a module must be left alone, or None."""
     if pair is None:
         return f"rlk_qwen3next has no replacement for a class of {type(module).__module__}"
-    if "forward" in vars(module) and not _is_hooked(module):
+    if "forward" in vars(module) and not _bound_forwards(module):
         return "its forward is set on the instance"
     own = _own_class(module)
     if own is (pair.ours if to_ours else pair.theirs):
@@ -94,16 +103,17 @@ def obstacle(module: nn.Module, pair: Replacement | None, to_ours: bool) -> str 
 def change_class(module: nn.Module, pair: Replacement, to_ours: bool) -> None:
     """Exchange the class of one module."""
     old, new = (pair.theirs, pair.ours) if to_ours else (pair.ours, pair.theirs)
-    hooked = _is_hooked(module)
+    bound = _bound_forwards(module)
     module.__class__ = _with_base(type(module), old, new)
-    if hooked:
-        module._old_forward = MethodType(new.forward, module)  # type: ignore[assignment]
+    for name in bound:
+        setattr(module, name, MethodType(new.forward, module))
 
 
-def _is_hooked(module: nn.Module) -> bool:
-    """Whether accelerate put itself before the forward of the module's class."""
-    old = vars(module).get("_old_forward")
-    return isinstance(old, MethodType) and old.__func__ is type(module).forward
+def _bound_forwards(module: nn.Module) -> list[str]:
+    """Where the module itself holds the forward of its class: accelerate calls it from there."""
+    found = {name: vars(module).get(name) for name in ("forward", "_old_forward")}
+    own = type(module).forward
+    return [n for n, f in found.items() if isinstance(f, MethodType) and f.__func__ is own]
 
 
 def _uncomputable(module: nn.Module, pair: Replacement) -> str | None:
@@ -111,11 +121,8 @@ def _uncomputable(module: nn.Module, pair: Replacement) -> str | None:
         return "it has no weight"
     if getattr(module, "bias", None) is not None:
         return "it has a bias"
-    scalars = {"eps": getattr(module, pair.eps)}
-    if hasattr(module, "activation"):
-        scalars["activation"] = module.activation
     try:
-        pair.module(1, **scalars)
+        pair.module(1, **pair.scalars(module))
     except ArgumentError as error:
         return str(error)
     return None

@@ -20,6 +20,8 @@ class Qwen3NextRMSNorm(theirs.Qwen3NextRMSNorm):
 class Qwen3NextRMSNormGated(theirs.Qwen3NextRMSNormGated):
     """The norm that closes a Gated DeltaNet block."""
 
+    # Older modules compute silu without saying so; newer ones have an attribute of their own.
+    activation = "silu"
     forward = rlk_qwen3next.Qwen3NextRMSNormGated.forward
 
 
