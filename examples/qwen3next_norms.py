@@ -116,7 +116,7 @@ def record(model: nn.Module, paths: list[str], tokens: int) -> dict[str, Recorde
         parameter.requires_grad_(parameter in norms)
     handles = [model.get_submodule(path).register_forward_hook(hook(path)) for path in paths]
     ids = torch.cat([text(0, tokens), text(tokens, tokens)]).to(model.device)
-    model(input_ids=ids, labels=ids).loss.backward()
+    model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
     model.zero_grad()
     for handle in handles:
         handle.remove()
@@ -182,8 +182,7 @@ def differing(
     module: nn.Module, recorded: Recorded, count: int, chunked_dweight: Callable[..., torch.Tensor]
 ) -> dict[str, dict[str, int]]:
     """For each arrangement and tensor, the rows (of dweight: the columns) with other bits."""
-    everything = slice(None)
-    whole = run(module, *recorded.rows(everything))
+    whole = run(module, *recorded.rows(slice(None)))
     counts: dict[str, Counter[str]] = {name: Counter() for name in ARRANGEMENTS}
     for arrangement, rows, found in replays(module, recorded, count, chunked_dweight):
         differs = torch.zeros(rows.shape, dtype=torch.bool)
@@ -221,10 +220,12 @@ def replay_sites(
             def exact(chunks: Any, parts: list[Results], backend: str = backend) -> torch.Tensor:
                 return exact_dweight(site, module, recorded, chunks, backend)  # noqa: B023
 
-            with rlk.use_backend(backend), rlk.trace() as launches:
+            with rlk.use_backend(backend):
+                with rlk.trace() as launches:
+                    run(module, *recorded.rows(slice(None)))
+                if {launch.backend for launch in launches} != {backend}:
+                    raise RuntimeError(f"{site.path} must run on {backend}, got {launches}")
                 row["patched"][backend] = differing(module, recorded, options.rows, exact)
-            if not any(launch.backend == backend for launch in launches):
-                raise RuntimeError(f"{site.path}: nothing was launched on {backend}")
     return results
 
 
