@@ -3,11 +3,13 @@
 
 import pytest
 import torch
-from transformers import Qwen3NextConfig, Qwen3NextForCausalLM
 
 
 def build_model(**options):
     """The model in FP32, with norm weights away from their initial 0 and 1."""
+    # Not above: transformers may import triton, and a conftest is read before our plugin says how.
+    from transformers import Qwen3NextConfig, Qwen3NextForCausalLM
+
     torch.manual_seed(2026)
     config = Qwen3NextConfig(
         vocab_size=256, hidden_size=64, intermediate_size=64, num_hidden_layers=4,
