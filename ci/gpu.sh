@@ -2,13 +2,17 @@
 # SPDX-License-Identifier: Apache-2.0
 # Everything that needs a GPU, in one run of at most ten minutes.
 #
-#     bash ci/gpu.sh OUT_DIR [--only tests|gates|sanitizer|bench|ptx]...
+#     bash ci/gpu.sh OUT_DIR [--only tests|gates|sanitizer|bench|ptx|integration]...
 #
-# Needs no installation of rlk. Each part leaves OUT_DIR/<part>.log and JSON beside it. Exit
-# status 0 all passed, 1 something is red, 2 this machine cannot run it.
+# Needs no installation of rlk. `integration` needs transformers and runs only when asked for.
+# Each part leaves OUT_DIR/<part>.log and JSON beside it. Exit status 0 all passed, 1 something is
+# red, 2 this machine cannot run it.
 set -uo pipefail
 
-usage() { echo "usage: gpu.sh OUT_DIR [--only tests|gates|sanitizer|bench|ptx]..." >&2; exit 2; }
+usage() {
+    echo "usage: gpu.sh OUT_DIR [--only tests|gates|sanitizer|bench|ptx|integration]..." >&2
+    exit 2
+}
 
 [ $# -ge 1 ] || usage
 mkdir -p "$1" || exit 2
@@ -16,7 +20,7 @@ OUT=$(cd "$1" && pwd)
 shift
 PARTS=()
 while [ $# -gt 0 ]; do
-    [ "$1" = --only ] && [[ "${2:-}" =~ ^(tests|gates|sanitizer|bench|ptx)$ ]] || usage
+    [ "$1" = --only ] && [[ "${2:-}" =~ ^(tests|gates|sanitizer|bench|ptx|integration)$ ]] || usage
     PARTS+=("$2")
     shift 2
 done
@@ -72,22 +76,28 @@ from rlk.reduce import exact_sum
 exact_sum.round(exact_sum.new(1, 'cuda'), torch.float32, backend='cuda')" || { wait; return 1; }
     wait "$operators"
 }
+gpu_files() { grep -rlE 'pytest\.mark\.gpu|\(OperatorSuite\)' --include='test_*.py' "$@"; }
 tests() {
-    mapfile -t files < <(grep -rlE 'pytest\.mark\.gpu|\(OperatorSuite\)' --include='test_*.py' core/src packages)
+    mapfile -t files < <(gpu_files core/src packages/*/src)
     "$PYTHON" -m pytest -m gpu -n "$WORKERS" --dist loadgroup -p no:cacheprovider --durations 15 \
         --junitxml "$OUT/tests.xml" "${files[@]}"
+}
+integration() {
+    mapfile -t files < <(gpu_files packages/*/integration)
+    "$PYTHON" -m pytest -m gpu -n 2 -p no:cacheprovider --durations 5 \
+        --junitxml "$OUT/integration.xml" "${files[@]}"
 }
 gates() { "$PYTHON" -m rlk.cli gate --all --tier full --backend "$1" --json "$OUT/gates-$1.json"; }
 ptx() { "$PYTHON" tools/check_ptx.py --cuda && "$PYTHON" tools/check_ptx.py --triton; }
 bench() { "$PYTHON" -m rlk.bench --all --json "$OUT/bench.json"; }
 
-rm -f "$OUT"/*.status "$OUT"/gates-*.json "$OUT"/tests.xml "$OUT"/bench.json
+rm -f "$OUT"/*.status "$OUT"/gates-*.json "$OUT"/{tests,integration}.xml "$OUT"/bench.json
 NAMES=(build)
 if part build build; then
     # Bits do not depend on the company a process keeps, times do: bench runs last and alone.
     for name in "${PARTS[@]}"; do
         case $name in
-            tests | ptx) part "$name" "$name" & NAMES+=("$name") ;;
+            tests | ptx | integration) part "$name" "$name" & NAMES+=("$name") ;;
             gates) for b in cuda triton; do part "gates-$b" gates "$b" & NAMES+=("gates-$b"); done ;;
             sanitizer)
                 for tool in memcheck racecheck initcheck synccheck; do

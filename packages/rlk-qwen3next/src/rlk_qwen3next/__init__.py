@@ -1,16 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """The normalisations of Qwen3-Next: same bits for a row in any batch, forward and backward."""
 
+from rlk_qwen3next.patching import PatchReport, PatchSite, patch, unpatch
 from rlk_qwen3next.qwen3_next_rms_norm import Qwen3NextRMSNorm, qwen3_next_rms_norm
 from rlk_qwen3next.rms_norm import RMSNorm, rms_norm
 from rlk_qwen3next.rms_norm_gated import Qwen3NextRMSNormGated, rms_norm_gated
 
 __all__ = [
+    "PatchReport",
+    "PatchSite",
     "Qwen3NextRMSNorm",
     "Qwen3NextRMSNormGated",
     "RMSNorm",
+    "patch",
     "qwen3_next_rms_norm",
     "rms_norm",
     "rms_norm_gated",
+    "unpatch",
 ]
 __version__ = "0.1.0"

@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The zero-centred normalisation as a module."""
 
+from typing import ClassVar
+
 import torch
 from torch import nn
 
 from rlk.arguments import check_scalars
+from rlk.operator import Operator
 
 from . import qwen3_next_rms_norm
 from .operator import OPERATOR
@@ -19,6 +22,8 @@ class Qwen3NextRMSNorm(nn.Module):
     Raises:
         ArgumentError: eps is not one the operator defines.
     """
+
+    operator: ClassVar[Operator] = OPERATOR
 
     def __init__(self, dim: int, eps: float = 1e-6) -> None:
         check_scalars(OPERATOR, {**{s.name: s.default for s in OPERATOR.scalars}, "eps": eps})

@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The gated normalisation as a module."""
 
+from typing import ClassVar
+
 import torch
 from torch import nn
 
 from rlk.arguments import check_scalars
+from rlk.operator import Operator
 
 from . import rms_norm_gated
 from .operator import OPERATOR
@@ -22,6 +25,8 @@ class Qwen3NextRMSNormGated(nn.Module):
     Raises:
         ArgumentError: the activation or eps is not one the operator defines.
     """
+
+    operator: ClassVar[Operator] = OPERATOR
 
     def __init__(
         self,

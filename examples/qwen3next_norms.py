@@ -1,0 +1,320 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Replay every norm of a Qwen3-Next model in other company, patched and not, and compare bits.
+
+    python examples/qwen3next_norms.py [--device cuda] [--checkpoint DIR] [--json FILE]
+
+Needs transformers. One training step on the bytes of this repository's README records what each
+norm reads and the gradient it gets. Each norm then sees these rows alone, in chunks, permuted and
+with zero rows behind them. Last, a prompt is run alone and in a padded batch, to show how far its
+log-probabilities drift, and which modules drift when all they read is the same.
+
+Exit status 1 if a patched norm differs anywhere.
+"""
+
+import argparse
+import json
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from qwen3next_drift import Prompt, drift, text
+from torch import nn
+from transformers import AutoConfig, Qwen3NextConfig, Qwen3NextForCausalLM
+
+import rlk
+import rlk_qwen3next
+from rlk import registry
+from rlk.compare import raw_bits
+from rlk_qwen3next import PatchSite, patch, unpatch
+
+ARRANGEMENTS = ("alone", "chunked", "permuted", "padded")
+DWEIGHT = "dweight"
+
+Results = dict[str, torch.Tensor]
+
+
+@dataclass
+class Recorded:
+    """What one norm read in the training step, as rows, and the gradient of what it returned."""
+
+    inputs: list[torch.Tensor] = field(default_factory=list)  # [R, N] each
+    dy: torch.Tensor | None = None  # [R, N]
+
+    def rows(self, index: Any) -> tuple[list[torch.Tensor], torch.Tensor]:
+        """The inputs and dy of these rows."""
+        return [tensor[index] for tensor in self.inputs], self.dy[index]
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    """The options."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", default="cpu", help="cpu, cuda, or auto with a checkpoint")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"))
+    parser.add_argument("--checkpoint", type=Path, help="folder of a Qwen3-Next with safetensors")
+    parser.add_argument("--layers", type=int, help="only the first layers of the checkpoint")
+    parser.add_argument("--tokens", type=int, help="of each sequence of the training step")
+    parser.add_argument("--rows", type=int, default=32, help="that each norm sees alone")
+    parser.add_argument("--backend", action="append", help="all that serve the device if none")
+    parser.add_argument("--json", type=Path, help="write all counts there")
+    options = parser.parse_args(arguments)
+    on_gpu = options.device != "cpu"
+    options.dtype = options.dtype or ("bfloat16" if on_gpu else "float32")
+    options.tokens = options.tokens or (512 if on_gpu else 48)
+    options.backend = options.backend or (["cuda", "triton"] if on_gpu else ["golden"])
+    return options
+
+
+def load_model(options: argparse.Namespace) -> nn.Module:
+    """The checkpoint, or a model of four layers with the norm widths of the real one on a GPU."""
+    dtype = getattr(torch, options.dtype)
+    if options.checkpoint:
+        config = AutoConfig.from_pretrained(options.checkpoint)
+        if options.layers:
+            config.num_hidden_layers = options.layers
+            config.layer_types = config.layer_types[: options.layers]
+        spread = {"device_map": "auto"} if options.device == "auto" else {}
+        model = Qwen3NextForCausalLM.from_pretrained(
+            options.checkpoint, config=config, dtype=dtype, **spread
+        )
+        return model if spread else model.to(options.device)
+    torch.manual_seed(2026)
+    config = Qwen3NextConfig(
+        vocab_size=256, hidden_size=256 if options.device == "cpu" else 2048,
+        intermediate_size=256, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2,
+        head_dim=256, linear_num_key_heads=2, linear_num_value_heads=4, num_experts=4,
+        num_experts_per_tok=2, moe_intermediate_size=64, shared_expert_intermediate_size=64,
+    )  # fmt: skip
+    model = Qwen3NextForCausalLM(config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" in name:
+                parameter.add_(torch.randn_like(parameter) / 8)
+    return model.to(options.device, dtype)
+
+
+def record(model: nn.Module, paths: list[str], tokens: int) -> dict[str, Recorded]:
+    """One training step; what each norm read and got."""
+    records = {path: Recorded() for path in paths}
+
+    def hook(path: str) -> Callable[..., None]:
+        def keep(module: nn.Module, inputs: tuple[torch.Tensor, ...], y: torch.Tensor) -> None:
+            width = module.weight.shape[0]
+            entry = records[path]
+            entry.inputs = [x.detach().reshape(-1, width).clone() for x in inputs]
+            y.register_hook(lambda dy: setattr(entry, "dy", dy.reshape(-1, width).clone()))
+
+        return keep
+
+    # Gradients of the other parameters would need as much memory as the model.
+    norms = {model.get_submodule(path).weight for path in paths}
+    for parameter in model.parameters():
+        parameter.requires_grad_(parameter in norms)
+    handles = [model.get_submodule(path).register_forward_hook(hook(path)) for path in paths]
+    ids = torch.cat([text(0, tokens), text(tokens, tokens)]).to(model.device)
+    model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
+    model.zero_grad()
+    for handle in handles:
+        handle.remove()
+    return records
+
+
+def run(module: nn.Module, inputs: list[torch.Tensor], dy: torch.Tensor) -> Results:
+    """Outputs and gradients of one call."""
+    leaves = [x.detach().requires_grad_() for x in inputs]
+    y = module(*leaves)
+    gradients = torch.autograd.grad(y, [*leaves, module.weight], dy)
+    names = ("dx", "dgate")[: len(leaves)]
+    return {"y": y.detach(), **dict(zip((*names, DWEIGHT), gradients, strict=True))}
+
+
+def exact_dweight(
+    site: PatchSite, module: nn.Module, recorded: Recorded, chunks: list[torch.Tensor], backend: str
+) -> torch.Tensor:
+    """dweight of rows that arrive in chunks: exact states are added, and rounded once."""
+    declared = registry.declared_in(rlk_qwen3next.__name__)
+    operator = next(operator for operator in declared if operator.name == site.operator)
+    ops = (getattr(torch.ops.rlk, operator.name + end).default for end in ("", "_backward"))
+    forward, backward = ops
+    known = {"eps": site.eps, "activation": site.activation, "weight_offset": site.weight_offset}
+    scalars = [known.get(s.name, s.default) for s in operator.scalars]
+    needs = [t.gradient == "parameter" for t in operator.differentiable]
+    weight = module.weight.detach()
+    total = rlk.exact_sum.new(weight.shape[0], weight.device)
+    for chunk in chunks:
+        inputs, dy = recorded.rows(chunk)
+        _, rstd = forward(*inputs, weight, *scalars, backend)
+        *_, state = backward(dy, *inputs, weight, rstd, *scalars, *needs, backend)
+        total = rlk.exact_sum.merge(total, state)
+    return rlk.exact_sum.round(total, weight.dtype)
+
+
+def replays(
+    module: nn.Module, recorded: Recorded, count: int, chunked_dweight: Callable[..., torch.Tensor]
+) -> Iterator[tuple[str, torch.Tensor, Results]]:
+    """(arrangement, the rows it holds in order, its results) of one norm in other company."""
+    total = recorded.dy.shape[0]
+    every = torch.arange(total, device=recorded.dy.device)
+    for row in every[:: max(1, total // count)].split(1):
+        found = run(module, *recorded.rows(row))
+        del found[DWEIGHT]
+        yield "alone", row, found
+    # A length that divides nothing, so that the last chunk is a short one.
+    chunks = list(every.split(total // 3 + 1))
+    parts = [run(module, *recorded.rows(chunk)) for chunk in chunks]
+    joined = {name: torch.cat([p[name] for p in parts]) for name in parts[0] if name != DWEIGHT}
+    yield "chunked", every, {**joined, DWEIGHT: chunked_dweight(chunks, parts)}
+    order = torch.randperm(total, generator=torch.Generator().manual_seed(1)).to(every.device)
+    yield "permuted", order, run(module, *recorded.rows(order))
+    empty = total // 4 + 3
+    inputs, dy = recorded.rows(every)
+    padded = [torch.cat([tensor, torch.zeros_like(tensor[:1]).expand(empty, -1)])
+              for tensor in (*inputs, dy)]  # fmt: skip
+    found = run(module, padded[:-1], padded[-1])
+    yield "padded", every, {n: t if n == DWEIGHT else t[:total] for n, t in found.items()}
+
+
+def differing(
+    module: nn.Module, recorded: Recorded, count: int, chunked_dweight: Callable[..., torch.Tensor]
+) -> dict[str, dict[str, int]]:
+    """For each arrangement and tensor, the rows (of dweight: the columns) with other bits."""
+    whole = run(module, *recorded.rows(slice(None)))
+    counts: dict[str, Counter[str]] = {name: Counter() for name in ARRANGEMENTS}
+    for arrangement, rows, found in replays(module, recorded, count, chunked_dweight):
+        differs = torch.zeros(rows.shape, dtype=torch.bool)
+        for name, tensor in found.items():
+            expected = whole[name] if name == DWEIGHT else whole[name][rows]
+            other = raw_bits(tensor) != raw_bits(expected)
+            if name != DWEIGHT:
+                other = other.any(-1)
+                differs |= other
+            counts[arrangement][name] += int(other.sum())
+        counts[arrangement]["rows"] += int(differs.sum())
+    return {name: dict(counter) for name, counter in counts.items()}
+
+
+def replay_sites(
+    model: nn.Module, sites: list[PatchSite], records: dict[str, Recorded], options: Any
+) -> list[dict[str, Any]]:
+    """The counts of every site: unpatched, and patched on each backend. The model ends patched."""
+    results: list[dict[str, Any]] = []
+    for site in sites:
+        rows, width = records[site.path].dy.shape
+        row = {"site": site.path, "class": site.class_name, "rows": rows, "width": width}
+        module = model.get_submodule(site.path)
+
+        def accumulated(chunks: Any, parts: list[Results]) -> torch.Tensor:
+            return sum(part[DWEIGHT] for part in parts)
+
+        found = differing(module, records[site.path], options.rows, accumulated)
+        results.append({**row, "unpatched": found, "patched": {}})
+    patch(model)
+    for site, row in zip(sites, results, strict=True):
+        module, recorded = model.get_submodule(site.path), records[site.path]
+        for backend in options.backend:
+
+            def exact(chunks: Any, parts: list[Results], backend: str = backend) -> torch.Tensor:
+                return exact_dweight(site, module, recorded, chunks, backend)  # noqa: B023
+
+            with rlk.use_backend(backend):
+                with rlk.trace() as launches:
+                    run(module, *recorded.rows(slice(None)))
+                if {launch.backend for launch in launches} != {backend}:
+                    raise RuntimeError(f"{site.path} must run on {backend}, got {launches}")
+                row["patched"][backend] = differing(module, recorded, options.rows, exact)
+    return results
+
+
+def totals(counts: dict[str, dict[str, int]]) -> list[int]:
+    """Differing rows in each arrangement, and differing columns of dweight in all."""
+    rows = [counts[name]["rows"] for name in ARRANGEMENTS]
+    return [*rows, sum(counts[name].get(DWEIGHT, 0) for name in ARRANGEMENTS)]
+
+
+def print_sites(results: list[dict[str, Any]], backends: list[str]) -> None:
+    """A line for each site."""
+    columns = (*ARRANGEMENTS, DWEIGHT)
+    variants = ["unpatched", *(f"patched, {backend}" for backend in backends)]
+    width = max(len(row["site"]) for row in results)
+    blocks = "".join(f"  {variant:^45}" for variant in variants)
+    print(f"rows with other bits than in the whole batch; of {DWEIGHT}, columns\n")
+    print(f"{'':{width}}  {'':>12}{blocks}".rstrip())
+    heads = ("  " + "".join(f"{c:>9}" for c in columns)) * len(variants)
+    print(f"{'site':{width}}  {'rows x N':>12}{heads}")
+    for row in results:
+        size = f"{row['rows']} x {row['width']}"
+        counts = [totals(row["unpatched"]), *(totals(row["patched"][b]) for b in backends)]
+        numbers = "".join("  " + "".join(f"{n:>9}" for n in block) for block in counts)
+        print(f"{row['site']:{width}}  {size:>12}{numbers}")
+
+
+def print_summary(results: list[dict[str, Any]], options: argparse.Namespace) -> int:
+    """What the table says in words; returns the differing rows and columns of patched norms."""
+    unpatched = [totals(row["unpatched"]) for row in results]
+    in_rows = sum(any(total[:-1]) for total in unpatched)
+    in_dweight = sum(total[-1] > 0 for total in unpatched)
+    patched = sum(sum(totals(row["patched"][b])) for row in results for b in options.backend)
+    count = len(results)
+    print(f"\nunpatched: rows differ at {in_rows} of {count} sites, {DWEIGHT} at {in_dweight}")
+    print(f"patched: {patched} rows or columns differ at {count} sites")
+    if not in_rows:
+        print(f"  On {options.device} the unpatched norms add along a row in one order.")
+        print(f"  {DWEIGHT}, a sum over rows, is where company shows here.")
+    if not in_rows and not in_dweight:
+        print(f"  But not in {options.dtype}: try --dtype float32.")
+    return patched
+
+
+def print_drift(name: str, found: dict[str, Any]) -> None:
+    """A paragraph on one model."""
+    print(
+        f"\n{name}: log-probabilities of {found['tokens']} tokens, alone and in a padded batch: "
+        f"{found['tokens_differing']} differ, by at most {found['largest']:.3g}"
+    )
+    print(f"  first module that drifts by itself: {found['first']}")
+    for class_name, (count, compared) in sorted(found["modules"].items()):
+        print(f"  {class_name}: {count} of {compared} drift though all they read is the same")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The exit status."""
+    options = parse(arguments)
+    transformers.logging.set_verbosity_error()
+    model = load_model(options)
+    report = patch(model)
+    print(report)
+    unpatch(model)
+    sites = list(report.changed)
+    records = record(model, [site.path for site in sites], options.tokens)
+    model.eval()
+    prompt = Prompt(model, options.tokens // 2 + 5)
+    before = drift(model, prompt)
+    versions = f"torch {torch.__version__}, transformers {transformers.__version__}"
+    print(f"\n{type(model).__name__} in {options.dtype} on {options.device}, {versions}")
+    results = replay_sites(model, sites, records, options)
+    print_sites(results, options.backend)
+    wrong = print_summary(results, options)
+    drifts = {"unpatched": before}
+    print_drift("unpatched", before)
+    for backend in options.backend:
+        with rlk.use_backend(backend):
+            found = drifts[f"patched, {backend}"] = drift(model, prompt)
+        print_drift(f"patched, {backend}", found)
+        classes = {site.class_name for site in sites}
+        wrong += sum(found["modules"].get(name, [0])[0] for name in classes)
+    if options.json:
+        document = {
+            "transformers": transformers.__version__, "torch": torch.__version__,
+            "device": options.device, "dtype": options.dtype, "sites": results, "drift": drifts,
+        }  # fmt: skip
+        options.json.write_text(json.dumps(document, indent=1) + "\n")
+    print("\npatched norms: " + ("every bit the same" if wrong == 0 else f"{wrong} differences"))
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What holds a module of the model, or is held by it, outlives patching."""
+
+import copy
+import io
+import pickle
+
+import pytest
+import torch
+import torch.distributed as dist
+from accelerate.hooks import AlignDevicesHook, add_hook_to_module, remove_hook_from_module
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from transformers.models.qwen3_next import modeling_qwen3_next as theirs
+
+import rlk
+from rlk.compare import assert_same_bits
+from rlk_qwen3next import patch, unpatch
+
+
+def assert_same_results(actual, expected):
+    assert actual.keys() == expected.keys()
+    for name in expected:
+        assert_same_bits(actual[name], expected[name], name)
+
+
+def patched_results(build, results):
+    model = build()
+    patch(model)
+    return results(model)
+
+
+def saved_and_loaded(model):
+    buffer = io.BytesIO()
+    torch.save(model, buffer)
+    buffer.seek(0)
+    return torch.load(buffer, weights_only=False)
+
+
+@pytest.mark.parametrize(
+    "duplicate",
+    [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m)), saved_and_loaded],
+    ids=["deepcopy", "pickle", "torch.save"],
+)
+def test_patched_model_copy_is_patched_and_can_be_unpatched(model, results, duplicate):
+    original = results(model)
+    patch(model)
+    expected = results(model)
+    twin = duplicate(model)
+    assert_same_results(results(twin), expected)
+    unpatch(twin)
+    assert_same_results(results(twin), original)
+    assert_same_results(results(model), expected)
+
+
+def test_patch_modules_parameters_and_flags_are_the_same_objects(model):
+    model.eval()
+    model.model.layers[0].input_layernorm.train()
+    model.model.norm.weight.requires_grad_(False)
+    model.model.layers[1].input_layernorm.to(torch.bfloat16)
+
+    def held():
+        modules = {path: (module, module.training) for path, module in model.named_modules()}
+        tensors = {
+            name: (tensor, tensor.requires_grad, tensor.dtype, tensor.device, tensor._version)
+            for name, tensor in (*model.named_parameters(), *model.named_buffers())
+        }
+        return modules, tensors
+
+    before = held()
+    for function in (patch, unpatch):
+        function(model)
+        after = held()
+        for old, new in zip(before, after, strict=True):
+            assert old.keys() == new.keys()
+            for name in old:
+                assert old[name][0] is new[name][0]
+                assert old[name][1:] == new[name][1:]
+
+
+def test_patch_hooks_registered_before_still_run_and_can_be_removed(model, results):
+    norm = model.model.layers[0].input_layernorm
+    seen = []
+    handles = [
+        norm.register_forward_pre_hook(lambda m, x: seen.append("forward_pre")),
+        norm.register_forward_hook(lambda m, x, y: seen.append("forward")),
+        norm.register_full_backward_hook(lambda m, dx, dy: seen.append("backward")),
+        norm.weight.register_hook(lambda g: seen.append("weight")),
+    ]
+    patch(model)
+    results(model)
+    assert sorted(seen) == ["backward", "forward", "forward_pre", "weight"]
+    for handle in handles:
+        handle.remove()
+    results(model)
+    assert len(seen) == 4
+
+
+def test_patch_optimizer_built_before_updates_what_the_model_computes_with(model, results):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    patch(model)
+    norm = model.model.norm
+    before, gradient = norm.weight.detach().clone(), results(model)["model.norm.weight"]
+    optimizer.step()
+    assert_same_bits(norm.weight.detach(), before - 0.5 * gradient)
+    x = torch.ones(1, 64)
+    expected = 1 / torch.sqrt(torch.ones(()).double() + norm.eps) * (1 + norm.weight.double())
+    assert_same_bits(norm(x)[0].bfloat16(), expected.bfloat16())
+
+
+def test_patch_norm_that_occurs_twice_is_changed_once(model):
+    layers = model.model.layers
+    layers[1].input_layernorm = layers[0].input_layernorm
+    layers[2].input_layernorm.weight = layers[0].input_layernorm.weight
+    report = patch(model)
+    assert len(report.changed) == 13
+    assert layers[1].input_layernorm is layers[0].input_layernorm
+    assert layers[2].input_layernorm.weight is layers[0].input_layernorm.weight
+
+
+def test_patch_under_checkpointing_keeps_the_bits(build, results):
+    def run(checkpointing):
+        model = build()
+        patch(model)
+        if checkpointing:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        model.train()
+        with rlk.trace() as launches:
+            return results(model), len([x for x in launches if x.direction == "forward"])
+
+    (expected, once), (actual, twice) = run(False), run(True)
+    assert_same_results(actual, expected)
+    # All but the last norm are in layers, which are computed again.
+    assert twice == 2 * once - 1
+
+
+def test_patch_compiled_modules_follow_in_both_directions(build):
+    torch.compiler.reset()
+    x = torch.randn(5, 64, generator=torch.Generator().manual_seed(3))
+    model = build()
+    norm, in_place = model.model.norm, model.model.layers[0].input_layernorm
+    outside = torch.compile(norm, backend="eager")
+    in_place.compile(backend="eager")
+    model.model.norm = outside
+    original = [outside(x), in_place(x)]
+    report = patch(model)
+    assert "model.norm._orig_mod" in {site.path for site in report.changed}
+    with rlk.trace() as launches:
+        found = [outside(x), in_place(x)]
+    assert len(launches) == 2
+    twin = build()
+    patch(twin)
+    expected = [twin.model.norm(x), twin.model.layers[0].input_layernorm(x)]
+    for actual, wanted in zip(found, expected, strict=True):
+        assert_same_bits(actual, wanted)
+    unpatch(model)
+    with rlk.trace() as launches:
+        found = [outside(x), in_place(x)]
+    assert launches == []
+    for actual, wanted in zip(found, original, strict=True):
+        assert_same_bits(actual, wanted)
+
+
+def hook(model):
+    """accelerate's hooks, as a model spread over devices gets them."""
+    for module in model.modules():
+        if isinstance(module, theirs.Qwen3NextRMSNorm):
+            add_hook_to_module(module, AlignDevicesHook("cpu", io_same_device=True))
+
+
+@pytest.mark.parametrize("order", ["hook first", "patch first"])
+def test_patch_beside_hooks_of_accelerate_takes_effect_and_ends(build, results, order):
+    model, hooked = build(), build()
+    hook(hooked)
+    original, patched = results(hooked), patched_results(build, results)
+    for step in (hook, patch) if order == "hook first" else (patch, hook):
+        step(model)
+    assert patch(model).changed == ()
+    assert_same_results(results(model), patched)
+    unpatch(model)
+    assert_same_results(results(model), original)
+    patch(model)
+    remove_hook_from_module(model, recurse=True)
+    assert_same_results(results(model), patched)
+    unpatch(model)
+    assert_same_results(results(model), results(build()))
+
+
+@pytest.fixture
+def one_rank():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def shard(model):
+    mesh = dist.device_mesh.init_device_mesh("cpu", (1,))
+    for module in model.modules():
+        if isinstance(module, theirs.Qwen3NextRMSNorm):
+            fully_shard(module, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+
+
+@pytest.mark.parametrize("order", ["shard first", "patch first"])
+def test_patch_norms_sharded_on_their_own_stay_sharded(build, results, order, one_rank):
+    model, sharded = build(), build()
+    shard(sharded)
+    for step in (shard, patch) if order == "shard first" else (patch, shard):
+        step(model)
+    norms = [m for m in model.modules() if isinstance(m, theirs.Qwen3NextRMSNorm)]
+    assert all(isinstance(norm, FSDPModule) for norm in norms)
+
+    def whole(model):
+        found = results(model)
+        return {n: t.full_tensor() if hasattr(t, "full_tensor") else t for n, t in found.items()}
+
+    assert_same_results(whole(model), patched_results(build, results))
+    assert patch(model).changed == ()
+    assert len(unpatch(model).changed) == 14
+    assert all(isinstance(norm, FSDPModule) for norm in norms)
+    # A hook between two uses of a tensor changes the order in which autograd adds.
+    assert_same_results(whole(model), whole(sharded))
