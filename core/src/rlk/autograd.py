@@ -88,8 +88,10 @@ def make_function(execution: "Execution") -> type[torch.autograd.Function]:
     eager path; the rest is the operator's schema.
     """
     operator = execution.operator
-    inputs = len(operator.inputs)
-    outputs = len(operator.outputs)
+    inputs, outputs = len(operator.inputs), len(operator.outputs)
+    # Behind the key set.
+    differentiable = [1 + i for i, t in enumerate(operator.inputs) if t.gradient]
+    no_gradients = (None,) * (len(operator.scalars) + 1)
 
     class OperatorFunction(torch.autograd.Function):
         @staticmethod
@@ -98,24 +100,23 @@ def make_function(execution: "Execution") -> type[torch.autograd.Function]:
             ctx.rest = arguments[inputs:]
             ctx.save_for_backward(*arguments[:inputs], *results[outputs:])
             ctx.mark_non_differentiable(*results[outputs:])
-            return tuple(results)
+            # Zeros for saved state would be launches for nothing.
+            ctx.set_materialize_grads(False)
+            return results
 
         @staticmethod
         def backward(ctx: Any, *gradients: Any) -> Any:
             require_single_gradients(operator.name, gradients)
-            tensors = ctx.saved_tensors
-            needs = {
-                t.name: needed
-                for t, needed in zip(operator.inputs, ctx.needs_input_grad[1:], strict=False)
-                if t.gradient
-            }
+            gradients, saved = gradients[:outputs], ctx.saved_tensors
+            if any(g is None for g in gradients):
+                gradients = execution.zeros_for_missing(gradients, saved[:inputs])
             *scalars, backend = ctx.rest
-            arguments = (*gradients[:outputs], *tensors, *scalars, *needs.values(), backend)
+            tensors = (*gradients, *saved)
+            wanted = ctx.needs_input_grad
+            needs = tuple([wanted[i] for i in differentiable])
             with torch.no_grad():
-                results = execution.backward_pass(*arguments)
-                finished = execution.finish_gradients(results, tensors[:inputs], needs, backend)
-            finished = first_order_only(operator.name, finished, arguments)
-            return None, *finished, *(None for _ in ctx.rest)
+                finished = execution.input_gradients(tensors, scalars, needs, backend)
+            return None, *first_order_only(operator.name, finished, tensors), *no_gradients
 
     OperatorFunction.__name__ = OperatorFunction.__qualname__ = operator.name
     return OperatorFunction

@@ -13,6 +13,7 @@ import torch
 
 from rlk.errors import BackendError, PlatformError
 from rlk.operator import Backend
+from rlk.plans import forget_plans
 
 AUTO = "auto"
 # The oldest GPU generation whose arithmetic is validated: Ampere.
@@ -117,6 +118,7 @@ def require_name(operator: str, requested: object) -> None:
 def forget_choices() -> None:
     """Choose afresh from now on, as after an installation or a change of platform."""
     _choices.clear()
+    forget_plans()
 
 
 def require_platform(operator: str, device: torch.device, platform: str) -> None:

@@ -18,8 +18,9 @@ from rlk.autograd import make_function, require_reverse_mode
 from rlk.errors import BackendError
 from rlk.launch import operator_call
 from rlk.operator import Backend, Operator, Tensor
+from rlk.plans import Plan, Plans, looks
 from rlk.reduce import exact_sum
-from rlk.rows import as_rows, from_rows, inputs_as_rows
+from rlk.rows import are_views, as_rows, from_rows, inputs_as_rows
 
 
 class Execution:
@@ -30,6 +31,8 @@ class Execution:
         self._inputs = len(operator.inputs)
         self._outputs = len(operator.outputs)
         self._fixed = {s.name: s.default for s in operator.scalars if s.fixed}
+        self._names = [s.name for s in operator.scalars]
+        self._forward_plans, self._backward_plans = Plans(), Plans()
         self.function = make_function(self)
 
     def arguments(
@@ -42,67 +45,117 @@ class Execution:
         return *tensors, *checked.values(), requested
 
     def call(self, *arguments: Any) -> tuple[torch.Tensor, ...]:
-        """Outputs and saved state, differentiable where gradients are wanted."""
+        """Outputs and saved state, differentiable where gradients are wanted; scalars checked."""
         require_reverse_mode(self.operator.name, arguments)
-        if torch.is_grad_enabled() and any(
-            isinstance(t, torch.Tensor) and t.requires_grad for t in arguments[: self._inputs]
-        ):
-            return self.function.apply(None, *arguments)
-        return self.forward(*arguments)
+        if torch.is_grad_enabled():
+            for tensor in arguments[: self._inputs]:
+                if tensor.requires_grad:
+                    return self.function.apply(None, *arguments)
+        return self.run_forward(*arguments)
 
     def forward(self, *arguments: Any) -> tuple[torch.Tensor, ...]:
         """Outputs and saved state, computed; `arguments` as the schema lists them."""
+        tensors, scalars = arguments[: self._inputs], arguments[self._inputs : -1]
+        return self.run_forward(*tensors, *self._checked(scalars), arguments[-1])
+
+    def run_forward(self, *arguments: Any) -> tuple[torch.Tensor, ...]:
+        """`forward` where the scalars are checked."""
+        tensors, requested = arguments[: self._inputs], arguments[-1]
+        seen = looks(tensors, requested)
+        plan = self._forward_plans.find(seen)
+        if plan is None:
+            plan = self._plan_forward(tensors, requested)
+            self._forward_plans.keep(seen, plan)
+        return plan(tensors, arguments[self._inputs : -1])
+
+    def _plan_forward(self, tensors: Sequence[torch.Tensor], requested: str) -> Plan:
         operator = self.operator
-        tensors = arguments[: self._inputs]
         sizes = check_tensors(operator, tensors)
-        scalars = self._scalars(arguments[self._inputs : -1])
-        choice = dispatch.choose(operator, tensors[0].device, arguments[-1])
+        choice = dispatch.choose(operator, tensors[0].device, requested)
         if sizes.get("T", 1) == 0 or tensors[0].numel() == 0:
-            return self.empty_outputs(tensors)
-        with operator_call(operator.name, "forward"):
-            results = choice.module.forward(*inputs_as_rows(operator, tensors), **scalars)
+            return lambda tensors, scalars: self.empty_outputs(tensors)
         declared = operator.outputs + operator.saved
-        _require_results(operator, choice.backend, "forward", results, len(declared))
-        return tuple(
-            from_rows(result, output_shape(operator, t, tensors))
-            for t, result in zip(declared, results, strict=True)
-        )
+        shapes = [output_shape(operator, t, tensors) for t in declared]
+        rows = inputs_as_rows(operator, tensors)
+        if are_views(rows, tensors) and hasattr(choice.module, "plan_forward"):
+            return choice.module.plan_forward(rows, shapes, (operator.name, "forward"))
+
+        def by_rows(tensors: Sequence[torch.Tensor], scalars: Sequence[Any]) -> tuple[Any, ...]:
+            named = dict(zip(self._names, scalars, strict=True))
+            with operator_call(operator.name, "forward"):
+                results = choice.module.forward(*inputs_as_rows(operator, tensors), **named)
+            _require_results(operator, choice.backend, "forward", results, len(declared))
+            return tuple(map(from_rows, results, shapes))
+
+        return by_rows
 
     def backward(self, *arguments: Any) -> tuple[torch.Tensor, ...]:
         """Row gradients and exact states, computed; size 0 for those not needed."""
+        tensors, scalars, needs = self.split_backward(arguments)
+        results = self.run_backward(tensors, self._checked(scalars), needs, arguments[-1])
+        nothing = self.empty_gradients(self.split_tensors(tensors)[1], (False,) * len(needs))
+        return tuple(n if r is None else r for r, n in zip(results, nothing, strict=True))
+
+    def run_backward(
+        self,
+        tensors: Sequence[torch.Tensor],
+        scalars: Sequence[Any],
+        needs: Sequence[bool],
+        requested: str,
+    ) -> tuple[torch.Tensor | None, ...]:
+        """Row gradients and exact states, None for those not needed; scalars checked."""
+        seen = looks(tensors, needs, requested)
+        plan = self._backward_plans.find(seen)
+        if plan is None:
+            plan = self._plan_backward(tensors, needs, requested)
+            self._backward_plans.keep(seen, plan)
+        return plan(tensors, scalars)
+
+    def _plan_backward(
+        self, tensors: Sequence[torch.Tensor], needs: Sequence[bool], requested: str
+    ) -> Plan:
         operator = self.operator
-        gradients, tensors, saved, scalars, needs = self.split_backward(arguments)
-        sizes = check_tensors(operator, tensors)
-        check_gradients(operator, gradients, tensors)
-        if sizes.get("T", 1) == 0 or tensors[0].numel() == 0 or not any(needs.values()):
-            return self.empty_gradients(tensors, needs)
-        choice = dispatch.choose(operator, tensors[0].device, arguments[-1])
-        with operator_call(operator.name, "backward"):
-            results = choice.module.backward(
-                *(as_rows(t, g) for t, g in zip(operator.outputs, gradients, strict=True)),
-                *inputs_as_rows(operator, tensors),
-                *(as_rows(t, s) for t, s in zip(operator.saved, saved, strict=True)),
-                needs=frozenset(name for name, needed in needs.items() if needed),
-                **scalars,
-            )
-        _require_results(operator, choice.backend, "backward", results, len(needs))
-        finished = iter(results)
-        return tuple(
-            self._gradient(t, tensor, needs[t.name], next(finished), choice.backend)
-            for t, tensor in zip(operator.inputs, tensors, strict=True)
+        gradients, inputs = self.split_tensors(tensors)
+        sizes = check_tensors(operator, inputs)
+        check_gradients(operator, gradients, inputs)
+        if sizes.get("T", 1) == 0 or inputs[0].numel() == 0 or not any(needs):
+            return lambda tensors, _: self.empty_gradients(self.split_tensors(tensors)[1], needs)
+        choice = dispatch.choose(operator, inputs[0].device, requested)
+        named = [t.name for t in operator.differentiable]
+        needed = frozenset(name for name, need in zip(named, needs, strict=True) if need)
+        shapes = [
+            _gradient_shape(t, tensor) if t.name in needed else None
+            for t, tensor in zip(operator.inputs, inputs, strict=True)
             if t.gradient
-        )
+        ]
+        declared = operator.outputs + operator.inputs + operator.saved
+        rows = [*map(as_rows, declared, tensors)]
+        if are_views(rows, tensors) and hasattr(choice.module, "plan_backward"):
+            return choice.module.plan_backward(rows, shapes, (operator.name, "backward"))
+
+        def by_rows(tensors: Sequence[torch.Tensor], scalars: Sequence[Any]) -> tuple[Any, ...]:
+            named = dict(zip(self._names, scalars, strict=True))
+            with operator_call(operator.name, "backward"):
+                rows = map(as_rows, declared, tensors)
+                results = choice.module.backward(*rows, needs=needed, **named)
+            _require_results(operator, choice.backend, "backward", results, len(needs))
+            self._require_needed(choice.backend, needed, results)
+            return tuple(
+                None if shape is None else from_rows(result, shape)
+                for result, shape in zip(results, shapes, strict=True)
+            )
+
+        return by_rows
 
     def split_backward(self, arguments: Sequence[Any]) -> tuple[Any, ...]:
-        """(output gradients, inputs, saved, scalars, needs) of a backward call's arguments."""
-        cuts = (self._outputs, self._inputs, len(self.operator.saved), len(self.operator.scalars))
-        parts, start = [], 0
-        for length in cuts:
-            parts.append(arguments[start : start + length])
-            start += length
-        names = [t.name for t in self.operator.differentiable]
-        needs = dict(zip(names, arguments[start:-1], strict=True))
-        return parts[0], parts[1], parts[2], self._scalars(parts[3]), needs
+        """(tensors, scalars, needs) of a backward call's arguments."""
+        scalars = self._outputs + self._inputs + len(self.operator.saved)
+        needs = scalars + len(self._names)
+        return arguments[:scalars], arguments[scalars:needs], arguments[needs:-1]
+
+    def split_tensors(self, tensors: Sequence[torch.Tensor]) -> tuple[Any, Any]:
+        """(output gradients, inputs) among a backward call's tensors."""
+        return tensors[: self._outputs], tensors[self._outputs : self._outputs + self._inputs]
 
     def empty_outputs(self, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """Uninitialised outputs and saved state of the right shapes, dtypes and strides."""
@@ -115,74 +168,83 @@ class Execution:
         )
 
     def empty_gradients(
-        self, tensors: Sequence[torch.Tensor], needs: Mapping[str, bool]
+        self, inputs: Sequence[torch.Tensor], needs: Sequence[bool]
     ) -> tuple[torch.Tensor, ...]:
         """Uninitialised row gradients and zero states; size 0 for those not needed."""
+        declared = zip(self.operator.inputs, inputs, strict=True)
+        differentiable = [(t, tensor) for t, tensor in declared if t.gradient]
         return tuple(
-            _empty_gradient(declared, tensor, needs[declared.name])
-            for declared, tensor in zip(self.operator.inputs, tensors, strict=True)
-            if declared.gradient
+            _empty_gradient(t, tensor, needed)
+            for (t, tensor), needed in zip(differentiable, needs, strict=True)
         )
 
-    def finish_gradients(
+    def input_gradients(
         self,
-        results: Sequence[torch.Tensor],
         tensors: Sequence[torch.Tensor],
-        needs: Mapping[str, bool],
+        scalars: Sequence[Any],
+        needs: Sequence[bool],
         requested: str,
     ) -> list[torch.Tensor | None]:
         """One gradient per input: states rounded once to the dtype of their parameter."""
+        results = iter(self.backward_pass(tensors, scalars, needs, requested))
+        needed = iter(needs)
+        _, inputs = self.split_tensors(tensors)
         finished: list[torch.Tensor | None] = []
-        remaining = iter(results)
-        for declared, tensor in zip(self.operator.inputs, tensors, strict=True):
-            result = next(remaining) if declared.gradient else None
-            if result is None or not needs[declared.name]:
+        for declared, tensor in zip(self.operator.inputs, inputs, strict=True):
+            result = next(results) if declared.gradient else None
+            if not declared.gradient or not next(needed) or result is None:
                 finished.append(None)
-            elif declared.gradient == "parameter":
-                # A sum over no rows is known without a launch.
-                empty = tensors[0].numel() == 0
-                finished.append(
-                    torch.zeros_like(tensor, memory_format=torch.contiguous_format)
-                    if empty
-                    else self.round_state(result, tensor.dtype, requested)
-                )
-            else:
+            elif declared.gradient == "row":
                 finished.append(result)
+            elif inputs[0].numel() == 0:
+                # A sum over no rows is known without a launch.
+                zeros = torch.zeros_like(tensor, memory_format=torch.contiguous_format)
+                finished.append(zeros)
+            else:
+                finished.append(self.round_state(result, tensor.dtype, requested))
         return finished
 
-    def _gradient(
-        self,
-        declared: Tensor,
-        tensor: torch.Tensor,
-        needed: bool,
-        result: torch.Tensor | None,
-        backend: Backend,
-    ) -> torch.Tensor:
-        if not needed:
-            return _empty_gradient(declared, tensor, needed)
-        if result is None:
-            raise BackendError(
-                f'{self.operator.name}: backend "{backend.name}" must return the gradient of '
-                f"{declared.name}, got None"
+    def zeros_for_missing(
+        self, gradients: Sequence[torch.Tensor | None], inputs: Sequence[torch.Tensor]
+    ) -> tuple[torch.Tensor, ...]:
+        """Output gradients, zeros in the place of those that nothing depends on."""
+        operator = self.operator
+        return tuple(
+            inputs[0].new_zeros(
+                output_shape(operator, declared, inputs),
+                dtype=output_dtype(operator, declared, inputs),
             )
-        return from_rows(result, _gradient_shape(declared, tensor))
-
-    def _scalars(self, values: Sequence[Any]) -> dict[str, Any]:
-        names = [s.name for s in self.operator.scalars]
-        return check_scalars(self.operator, dict(zip(names, values, strict=True)))
-
-    def backward_pass(self, *arguments: Any) -> tuple[torch.Tensor, ...]:
-        """The backward of `function`."""
-        return self.backward(*arguments)
+            if gradient is None
+            else gradient
+            for declared, gradient in zip(operator.outputs, gradients, strict=True)
+        )
 
     def forward_pass(self, keyset: Any, *arguments: Any) -> tuple[torch.Tensor, ...]:
         """The forward of `function`; `keyset` is None where no dispatcher is listening."""
-        return self.forward(*arguments)
+        return self.run_forward(*arguments)
+
+    def backward_pass(self, *arguments: Any) -> tuple[torch.Tensor | None, ...]:
+        """The backward of `function`."""
+        return self.run_backward(*arguments)
 
     def round_state(self, state: torch.Tensor, dtype: torch.dtype, requested: str) -> torch.Tensor:
         """An exact state rounded once to the dtype of its parameter."""
         with operator_call(self.operator.name, "backward"):
             return exact_sum.round(state, dtype, backend=rounding_backend(requested))
+
+    def _checked(self, scalars: Sequence[Any]) -> Sequence[Any]:
+        named = dict(zip(self._names, scalars, strict=True))
+        return [*check_scalars(self.operator, named).values()]
+
+    def _require_needed(
+        self, backend: Backend, needed: frozenset[str], results: Sequence[Any]
+    ) -> None:
+        for declared, result in zip(self.operator.differentiable, results, strict=True):
+            if declared.name in needed and result is None:
+                raise BackendError(
+                    f'{self.operator.name}: backend "{backend.name}" must return the gradient of '
+                    f"{declared.name}, got None"
+                )
 
 
 def _gradient_shape(declared: Tensor, tensor: torch.Tensor) -> tuple[int, ...]:

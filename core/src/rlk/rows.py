@@ -32,3 +32,11 @@ def from_rows(rows: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
 def inputs_as_rows(operator: Operator, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """All inputs of an operator as its backends expect them."""
     return [as_rows(t, tensor) for t, tensor in zip(operator.inputs, tensors, strict=True)]
+
+
+def are_views(rows: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether rows lie in the memory of their tensors, none of them a copy."""
+    return all(
+        t.layout == torch.strided and row.data_ptr() == t.data_ptr() != 0
+        for row, t in zip(rows, tensors, strict=True)
+    )

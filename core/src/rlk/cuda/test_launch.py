@@ -2,7 +2,6 @@
 """Calls through the struct into a binary whose launchers compute on the host."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -67,7 +66,7 @@ def host(needs_nvcc, tmp_path_factory, request):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(build.CACHE_VARIABLE, str(folder / "cache"))
         patch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-        patch.setattr(torch.cuda, "current_stream", lambda i: SimpleNamespace(cuda_stream=4096))
+        patch.setattr(cuda_launch, "current_stream", lambda device: 4096)
         patch.setattr(probe, "require", lambda library, device: None)
         module = cuda_launch.module(request.getfixturevalue("demo"), source)
         module._loaded[HERE] = module.load(0)
