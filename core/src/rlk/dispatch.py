@@ -13,7 +13,6 @@ import torch
 
 from rlk.errors import BackendError, PlatformError
 from rlk.operator import Backend
-from rlk.plans import forget_plans
 
 AUTO = "auto"
 # The oldest GPU generation whose arithmetic is validated: Ampere.
@@ -26,6 +25,9 @@ class _Traced(threading.local):
     def __init__(self) -> None:
         self.backend = AUTO
 
+
+# Grows when a plan made before may no longer hold.
+generation = 0
 
 # The same request once more: torch.compile can guard on this, but not on a context variable.
 _traced = _Traced()
@@ -119,6 +121,12 @@ def forget_choices() -> None:
     """Choose afresh from now on, as after an installation or a change of platform."""
     _choices.clear()
     forget_plans()
+
+
+def forget_plans() -> None:
+    """Check and plan every call afresh from now on, as in a forked process."""
+    global generation
+    generation += 1
 
 
 def require_platform(operator: str, device: torch.device, platform: str) -> None:

@@ -19,6 +19,7 @@ from rlk.errors import ArgumentError, RlkError
 from rlk.execution import Execution, rounding_backend
 from rlk.operator import Operator
 from rlk.reduce import exact_sum
+from rlk.rows import empty_gradients, empty_outputs
 
 _library = torch.library.Library("rlk", "FRAGMENT")
 _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
@@ -46,17 +47,17 @@ class Published(Execution):
         results = (results,) if isinstance(results, torch.Tensor) else results
         return tuple(results[: self._outputs])
 
-    def forward_pass(self, keyset: Any, *arguments: Any) -> tuple[torch.Tensor, ...]:
+    def forward_pass(self, keyset: Any, arguments: Sequence[Any]) -> tuple[torch.Tensor, ...]:
         """Through the dispatcher, below autograd, where it called."""
         if keyset is None:
-            return self.run_forward(*arguments)
+            return self.run_forward(arguments)
         return _below_autograd(self.forward_op, keyset, arguments)
 
     def backward_pass(
         self,
-        tensors: Sequence[torch.Tensor],
+        tensors: tuple[torch.Tensor, ...],
         scalars: Sequence[Any],
-        needs: Sequence[bool],
+        needs: tuple[bool, ...],
         requested: str,
     ) -> tuple[torch.Tensor | None, ...]:
         """Through the dispatcher where it may be listening, whatever the forward found."""
@@ -160,7 +161,7 @@ def _fake_forward(published: Published) -> Callable[..., Any]:
     def fake(*arguments: Any) -> tuple[torch.Tensor, ...]:
         tensors = arguments[: len(published.operator.inputs)]
         check_tensors(published.operator, tensors)
-        return published.empty_outputs(tensors)
+        return empty_outputs(published.operator, tensors)
 
     return fake
 
@@ -168,10 +169,10 @@ def _fake_forward(published: Published) -> Callable[..., Any]:
 def _fake_backward(published: Published) -> Callable[..., Any]:
     def fake(*arguments: Any) -> tuple[torch.Tensor, ...]:
         tensors, _, needs = published.split_backward(arguments)
-        gradients, inputs = published.split_tensors(tensors)
+        gradients, inputs = published.operator.split_backward(tensors)
         check_tensors(published.operator, inputs)
         check_gradients(published.operator, gradients, inputs)
-        return published.empty_gradients(inputs, needs)
+        return empty_gradients(published.operator, tensors, needs)
 
     return fake
 

@@ -14,13 +14,13 @@ from typing import Any
 
 import torch
 
-from rlk import launch
+from rlk import dispatch, launch
 from rlk.cuda import build, header, probe, toolchain
 from rlk.cuda.library import Library, refuse_after_fork
 from rlk.errors import ArgumentError
 from rlk.operator import FLOATS, Operator, Tensor
-from rlk.plans import Plan, forget_plans
-from rlk.reduce.exact_sum import STATE_ROWS
+from rlk.plans import Plan
+from rlk.rows import gradient_shape
 
 # rlk::Dtype of launch.cuh.
 DTYPE_CODES = {getattr(torch, name): code for code, name in enumerate(FLOATS)}
@@ -152,7 +152,7 @@ class KernelModule(ModuleType):
         start = len(self.operator.outputs)
         inputs = zip(self.operator.inputs, tensors[start:], strict=False)
         shapes = [
-            _gradient_shape(declared, tensor) if declared.name in needs else None
+            gradient_shape(declared, tensor) if declared.name in needs else None
             for declared, tensor in inputs
             if declared.gradient
         ]
@@ -214,7 +214,9 @@ class KernelModule(ModuleType):
         constants = self._constants(read, rows, inputs, device)
         self._check_saved(rows[start + len(inputs) :], inputs)
         place = inputs[0].device
-        wanted = zip([p for p in zip(operator.inputs, inputs) if p[0].gradient], shapes, strict=True)
+        wanted = zip(
+            [p for p in zip(operator.inputs, inputs) if p[0].gradient], shapes, strict=True
+        )
         empties = [
             shape and _empty(shape, _gradient_dtype(*which), place) for which, shape in wanted
         ]
@@ -345,10 +347,6 @@ def _result(operator: Operator, tensor: Tensor, symbols: tuple[str, ...]) -> _Re
     return _Result(tensor.name, axes, getattr(torch, rule), 0)
 
 
-def _gradient_shape(declared: Tensor, tensor: torch.Tensor) -> tuple[int, ...]:
-    return tensor.shape if declared.gradient == "row" else (STATE_ROWS, *tensor.shape)
-
-
 def _gradient_dtype(declared: Tensor, tensor: torch.Tensor) -> torch.dtype:
     return tensor.dtype if declared.gradient == "row" else torch.int64
 
@@ -368,7 +366,7 @@ def _after_fork() -> None:
     _loading = threading.RLock()
     for made in _modules.values():
         made._loaded.clear()
-    forget_plans()
+    dispatch.forget_plans()
 
 
 os.register_at_fork(after_in_child=_after_fork)
