@@ -214,18 +214,17 @@ class KernelModule(ModuleType):
         constants = self._constants(read, rows, inputs, device)
         self._check_saved(rows[start + len(inputs) :], inputs)
         place = inputs[0].device
-        wanted = zip(
-            [p for p in zip(operator.inputs, inputs) if p[0].gradient], shapes, strict=True
-        )
+        differentiable = [p for p in zip(operator.inputs, inputs, strict=True) if p[0].gradient]
         empties = [
-            shape and _empty(shape, _gradient_dtype(*which), place) for which, shape in wanted
+            None if shape is None else _empty(shape, _gradient_dtype(*which), place)
+            for which, shape in zip(differentiable, shapes, strict=True)
         ]
         size_workspace, launch_backward = loaded.workspace, loaded.backward
         pack, coded = self._backward_packer.pack, self._coded
 
         def plan(tensors: Sequence[torch.Tensor], scalars: Sequence[Any]) -> tuple[Any, ...]:
             pointers = self._pointers(read, tensors)
-            results = tuple([empty and empty() for empty in empties])
+            results = tuple([None if empty is None else empty() for empty in empties])
             pointers += [0 if result is None else result.data_ptr() for result in results]
             rest = (current_stream(device), *constants, *coded(scalars))
             packed = pack(*pointers, 0, *rest)
