@@ -27,8 +27,9 @@ def as_rows(declared: Tensor, tensor: torch.Tensor) -> torch.Tensor:
 
 def are_views(rows: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> bool:
     """Whether rows lie in the memory of their tensors, none of them a copy."""
+    # Detached, as rows are: a wrapper that torch.func left behind has no memory of its own.
     return all(
-        t.layout == torch.strided and row.data_ptr() == t.data_ptr() != 0
+        t.layout == torch.strided and row.data_ptr() == t.detach().data_ptr() != 0
         for row, t in zip(rows, tensors, strict=True)
     )
 
