@@ -114,7 +114,8 @@ class Operator:
             with a gradient: row gradients as tensors, parameter gradients as int64 exact
             state, None for each name missing from `needs`
 
-    with rows flattened to [T, ...]. Both are called only with at least one row.
+    with rows flattened to [T, ...]. Both are called only with at least one row. It may also offer
+    `plan_forward` and `plan_backward`, as `rlk.cuda.launch.KernelModule` does.
     """
 
     name: str

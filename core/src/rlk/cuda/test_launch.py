@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Calls through the struct into a binary whose launchers compute on the host."""
 
+import os
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ from rlk.cuda import launch as cuda_launch
 from rlk.errors import ArgumentError, BackendError
 from rlk.execution import Execution
 from rlk.operator import Backend
+from rlk.reduce.exact_sum import kernel_cuda
 
 # What forward and backward compute by hand: y = x * weight + shift, first = x[:, 0],
 # dx = dy * weight, and a "state" of first + dy[0] and, through the workspace, the row numbers.
@@ -278,3 +281,16 @@ def test_forked_process_forgets_what_was_loaded(host):
     cuda_launch._after_fork()
     assert host._loaded == {}
     host._loaded.update(loaded)
+
+
+def test_exact_sum_in_a_forked_process_forgets_its_library(monkeypatch):
+    monkeypatch.setattr(
+        kernel_cuda, "binary_for", lambda *_: SimpleNamespace(function=lambda *_: None)
+    )
+    kernel_cuda._library(HERE)
+    child = os.fork()
+    if child == 0:
+        os._exit(kernel_cuda._library.cache_info().currsize)
+    kept = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    kernel_cuda._library.cache_clear()
+    assert kept == 0
