@@ -75,9 +75,12 @@ def use_backend(name: str) -> Iterator[None]:
     try:
         yield
     finally:
-        _traced.backend = outer
-        if token is not None:
+        if token is None:
+            _traced.backend = outer
+        else:
             _requested.reset(token)
+            # Not `outer`: blocks of coroutines in one thread need not close in turn.
+            _traced.backend = _requested.get()
 
 
 def requested_backend() -> str:
