@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from rlk.execution import Execution
 
 
+_functorch = torch._C._functorch
+
+
 class _FirstOrderOnly(torch.autograd.Function):
     """Passes gradients through; raises when somebody differentiates them."""
 
@@ -47,12 +50,14 @@ def require_single_gradients(name: str, gradients: Sequence[Any]) -> None:
     if torch.compiler.is_compiling():
         return  # compiled autograd takes no batches, and cannot trace the question
     functorch = torch._C._functorch
-    if any(functorch.is_batchedtensor(g) or functorch.is_legacy_batchedtensor(g)
-           for g in gradients if isinstance(g, torch.Tensor)):  # fmt: skip
-        raise GradientError(
-            f"{name}: the derivative must be of one output gradient at a time, got a batch of "
-            "them; use is_grads_batched=False or vectorize=False"
-        )
+    for g in gradients:
+        if g is not None and (
+            functorch.is_batchedtensor(g) or functorch.is_legacy_batchedtensor(g)
+        ):
+            raise GradientError(
+                f"{name}: the derivative must be of one output gradient at a time, got a batch of "
+                "them; use is_grads_batched=False or vectorize=False"
+            )
 
 
 def require_autograd(name: str) -> None:
@@ -81,41 +86,49 @@ def first_order_only(
     return [next(guarded) if r is not None and r.is_floating_point() else r for r in results]
 
 
-def make_function(execution: "Execution") -> type[torch.autograd.Function]:
-    """The autograd.Function that runs an operator.
+def make_function(execution: "Execution") -> tuple[type[torch.autograd.Function], Any]:
+    """The autograd.Function that runs an operator, and its `apply` for the eager path.
 
-    Its first argument is the dispatch key set when the dispatcher called, or None on the
+    The first argument is the dispatch key set when the dispatcher called, or None on the
     eager path; the rest is the operator's schema.
     """
     operator = execution.operator
-    inputs = len(operator.inputs)
-    outputs = len(operator.outputs)
+    inputs, outputs = len(operator.inputs), len(operator.outputs)
+    # Of the arguments, behind the key set.
+    differentiable = [1 + i for i, t in enumerate(operator.inputs) if t.gradient]
+    no_gradients = (None,) * (len(operator.scalars) + 1)
 
     class OperatorFunction(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, keyset: Any, *arguments: Any) -> Any:
-            results = execution.forward_pass(keyset, *arguments)
+            results = execution.forward_pass(keyset, arguments)
             ctx.rest = arguments[inputs:]
             ctx.save_for_backward(*arguments[:inputs], *results[outputs:])
             ctx.mark_non_differentiable(*results[outputs:])
-            return tuple(results)
+            # Zeros for the saved state, on which nothing can depend, would take launches.
+            ctx.set_materialize_grads(False)
+            return results
 
         @staticmethod
         def backward(ctx: Any, *gradients: Any) -> Any:
+            gradients, saved = gradients[:outputs], ctx.saved_tensors
             require_single_gradients(operator.name, gradients)
-            tensors = ctx.saved_tensors
-            needs = {
-                t.name: needed
-                for t, needed in zip(operator.inputs, ctx.needs_input_grad[1:], strict=False)
-                if t.gradient
-            }
-            *scalars, backend = ctx.rest
-            arguments = (*gradients[:outputs], *tensors, *scalars, *needs.values(), backend)
+            for gradient in gradients:
+                if gradient is None:
+                    gradients = execution.zeros_for_missing(gradients, saved[:inputs])
+                    break
+            tensors = (*gradients, *saved)
+            wanted, scalars, backend = ctx.needs_input_grad, ctx.rest[:-1], ctx.rest[-1]
+            needs = tuple([wanted[i] for i in differentiable])
+            if not torch.is_grad_enabled():
+                finished = execution.input_gradients(tensors, scalars, needs, backend)
+                return None, *finished, *no_gradients
             with torch.no_grad():
-                results = execution.backward_pass(*arguments)
-                finished = execution.finish_gradients(results, tensors[:inputs], needs, backend)
-            finished = first_order_only(operator.name, finished, arguments)
-            return None, *finished, *(None for _ in ctx.rest)
+                finished = execution.input_gradients(tensors, scalars, needs, backend)
+            return None, *first_order_only(operator.name, finished, tensors), *no_gradients
 
     OperatorFunction.__name__ = OperatorFunction.__qualname__ = operator.name
-    return OperatorFunction
+    # What `apply` calls once it has looked for transforms of torch.func, at half its cost; the
+    # eager path has looked before.
+    apply_eagerly = super(torch.autograd.Function, OperatorFunction).apply
+    return OperatorFunction, apply_eagerly

@@ -26,6 +26,9 @@ class _Traced(threading.local):
         self.backend = AUTO
 
 
+# Grows when a plan made before may no longer hold.
+generation = 0
+
 # The same request once more: torch.compile can guard on this, but not on a context variable.
 _traced = _Traced()
 _choices: dict[tuple[str, torch.device, str], "Choice"] = {}
@@ -72,9 +75,12 @@ def use_backend(name: str) -> Iterator[None]:
     try:
         yield
     finally:
-        _traced.backend = outer
-        if token is not None:
+        if token is None:
+            _traced.backend = outer
+        else:
             _requested.reset(token)
+            # Not `outer`: blocks of coroutines in one thread need not close in turn.
+            _traced.backend = _requested.get()
 
 
 def requested_backend() -> str:
@@ -117,6 +123,13 @@ def require_name(operator: str, requested: object) -> None:
 def forget_choices() -> None:
     """Choose afresh from now on, as after an installation or a change of platform."""
     _choices.clear()
+    forget_plans()
+
+
+def forget_plans() -> None:
+    """Check and plan every call afresh from now on, as in a forked process."""
+    global generation
+    generation += 1
 
 
 def require_platform(operator: str, device: torch.device, platform: str) -> None:

@@ -29,7 +29,15 @@ class Launch:
 # thread-local nor context variables of the caller arrive.
 _open: list[list[Launch]] = []
 _lock = threading.Lock()
-_current = threading.local()
+
+
+class _Current(threading.local):
+    """(operator, direction) on whose behalf a thread launches."""
+
+    call = ("", "")
+
+
+_current = _Current()
 
 
 @contextmanager
@@ -52,21 +60,27 @@ def trace() -> Iterator[list[Launch]]:
             _open[:] = [other for other in _open if other is not launches]
 
 
-@contextmanager
-def operator_call(operator: str, direction: str) -> Iterator[None]:
-    """Name the operator on whose behalf this thread launches."""
-    outer = getattr(_current, "call", ("", ""))
-    _current.call = (operator, direction)
-    try:
-        yield
-    finally:
-        _current.call = outer
+class operator_call:  # noqa: N801 - used as a function; a generator would take three times as long
+    """Name the operator on whose behalf this thread launches, for the scope of a `with`."""
+
+    __slots__ = ("_call", "_outer")
+
+    def __init__(self, operator: str, direction: str) -> None:
+        self._call = (operator, direction)
+
+    def __enter__(self) -> None:
+        self._outer, _current.call = _current.call, self._call
+
+    def __exit__(self, *_: object) -> None:
+        _current.call = self._outer
 
 
-def record(backend: str, kernel: str, binary: str) -> None:
-    """Report a launch; called by the code that launches, never by dispatch."""
-    operator, direction = getattr(_current, "call", ("", ""))
-    launch = Launch(operator, direction, backend, kernel, binary)
+def record(backend: str, kernel: str, binary: str, call: tuple[str, str] | None = None) -> None:
+    """Report a launch; called by the code that launches, never by dispatch.
+
+    `call` is the operator and direction, of `operator_call` if None.
+    """
+    launch = Launch(*(call or _current.call), backend, kernel, binary)
     with _lock:
         for launches in _open:
             launches.append(launch)

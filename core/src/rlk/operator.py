@@ -6,7 +6,7 @@ argument checks, dispatch, gates, benchmark cases and documentation tables.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any, Literal
@@ -114,7 +114,8 @@ class Operator:
             with a gradient: row gradients as tensors, parameter gradients as int64 exact
             state, None for each name missing from `needs`
 
-    with rows flattened to [T, ...]. Both are called only with at least one row.
+    with rows flattened to [T, ...]. Both are called only with at least one row. It may also offer
+    `plan_forward` and `plan_backward`, as `rlk.cuda.launch.KernelModule` does.
     """
 
     name: str
@@ -146,6 +147,11 @@ class Operator:
     def free_scalars(self) -> tuple[Scalar, ...]:
         """The scalars that a caller may set."""
         return tuple(s for s in self.scalars if not s.fixed)
+
+    def split_backward(self, tensors: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
+        """(output gradients, inputs) of a backward call, which then takes the saved state."""
+        outputs = len(self.outputs)
+        return tensors[:outputs], tensors[outputs : outputs + len(self.inputs)]
 
     def backend(self, name: str) -> Backend | None:
         """The backend row of this name, or None."""

@@ -20,8 +20,10 @@ from rlk.errors import ArgumentError, RlkError
 from rlk.execution import Execution, rounding_backend
 from rlk.operator import Operator
 from rlk.reduce import exact_sum
+from rlk.rows import empty_gradients, empty_outputs
 
 _library = torch.library.Library("rlk", "FRAGMENT")
+_PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
 _SCHEMA_TYPES = {float: "float", str: "str"}
 # Every published operator by name.
 PUBLISHED: dict[str, "Published"] = {}
@@ -50,17 +52,23 @@ class Published(Execution):
         results = (results,) if isinstance(results, torch.Tensor) else results
         return tuple(results[: self._outputs])
 
-    def forward_pass(self, keyset: Any, *arguments: Any) -> tuple[torch.Tensor, ...]:
+    def forward_pass(self, keyset: Any, arguments: Sequence[Any]) -> tuple[torch.Tensor, ...]:
         """Through the dispatcher, below autograd, where it called."""
         if keyset is None:
-            return self.forward(*arguments)
+            return self.run_forward(arguments)
         return _below_autograd(self.forward_op, keyset, arguments)
 
-    def backward_pass(self, *arguments: Any) -> tuple[torch.Tensor, ...]:
+    def backward_pass(
+        self,
+        tensors: tuple[torch.Tensor, ...],
+        scalars: Sequence[Any],
+        needs: tuple[bool, ...],
+        requested: str,
+    ) -> tuple[torch.Tensor | None, ...]:
         """Through the dispatcher where it may be listening, whatever the forward found."""
-        if is_plain([a for a in arguments if isinstance(a, torch.Tensor)]):
-            return self.backward(*arguments)
-        results = self.backward_op(*arguments)
+        if is_plain(tensors):
+            return self.run_backward(tensors, scalars, needs, requested)
+        results = self.backward_op(*tensors, *scalars, *needs, requested)
         return (results,) if isinstance(results, torch.Tensor) else results
 
     def round_state(self, state: torch.Tensor, dtype: torch.dtype, requested: str) -> torch.Tensor:
@@ -89,13 +97,15 @@ def publish(operator: Operator) -> Published:
 
 def is_plain(tensors: Sequence[Any]) -> bool:
     """Whether these are ordinary eager tensors with no compiler, mode or transform about."""
+    if torch.compiler.is_compiling():
+        return False
+    for t in tensors:
+        if type(t) not in _PLAIN_TYPES or t.is_meta:
+            return False
     return (
-        not torch.compiler.is_compiling()
-        and all(type(t) in (torch.Tensor, torch.nn.Parameter) for t in tensors)
-        and torch._C._len_torch_dispatch_stack() == 0
+        torch._C._len_torch_dispatch_stack() == 0
         and torch._C._len_torch_function_stack() == 0
         and torch._C._functorch.peek_interpreter_stack() is None
-        and not any(t.is_meta for t in tensors)
     )
 
 
@@ -158,17 +168,18 @@ def _fake_forward(published: Published) -> Callable[..., Any]:
     def fake(*arguments: Any) -> tuple[torch.Tensor, ...]:
         tensors = arguments[: len(published.operator.inputs)]
         check_tensors(published.operator, tensors)
-        return published.empty_outputs(tensors)
+        return empty_outputs(published.operator, tensors)
 
     return fake
 
 
 def _fake_backward(published: Published) -> Callable[..., Any]:
     def fake(*arguments: Any) -> tuple[torch.Tensor, ...]:
-        gradients, tensors, _, _, needs = published.split_backward(arguments)
-        check_tensors(published.operator, tensors)
-        check_gradients(published.operator, gradients, tensors)
-        return published.empty_gradients(tensors, needs)
+        tensors, _, needs = published.split_backward(arguments)
+        gradients, inputs = published.operator.split_backward(tensors)
+        check_tensors(published.operator, inputs)
+        check_gradients(published.operator, gradients, inputs)
+        return empty_gradients(published.operator, tensors, needs)
 
     return fake
 

@@ -5,7 +5,9 @@ from collections.abc import Sequence
 
 import torch
 
+from rlk.arguments import output_dtype, output_shape
 from rlk.operator import Operator, Tensor
+from rlk.reduce.exact_sum import STATE_ROWS
 
 
 def as_rows(declared: Tensor, tensor: torch.Tensor) -> torch.Tensor:
@@ -23,12 +25,52 @@ def as_rows(declared: Tensor, tensor: torch.Tensor) -> torch.Tensor:
     return tensor.reshape(rows, *trailing)
 
 
+def are_views(rows: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether rows lie in the memory of their tensors, none of them a copy."""
+    # Detached, as rows are: a wrapper that torch.func left behind has no memory of its own.
+    return all(
+        t.layout == torch.strided and row.data_ptr() == t.detach().data_ptr() != 0
+        for row, t in zip(rows, tensors, strict=True)
+    )
+
+
 def from_rows(rows: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
     """A backend's result in the caller's shape, contiguous whatever the backend made."""
     # Detached: autograd forbids its users to write into a view that a custom function returns.
     return rows.contiguous().view(shape).detach()
 
 
-def inputs_as_rows(operator: Operator, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """All inputs of an operator as its backends expect them."""
-    return [as_rows(t, tensor) for t, tensor in zip(operator.inputs, tensors, strict=True)]
+def gradient_shape(declared: Tensor, tensor: torch.Tensor) -> tuple[int, ...]:
+    """The shape of an input's row gradient or exact state."""
+    state = (STATE_ROWS,) if declared.gradient == "parameter" else ()
+    return (*state, *tensor.shape)
+
+
+def empty_outputs(operator: Operator, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """Uninitialised outputs and saved state of the right shapes, dtypes and strides."""
+    return tuple(
+        tensors[0].new_empty(
+            output_shape(operator, declared, tensors),
+            dtype=output_dtype(operator, declared, tensors),
+        )
+        for declared in operator.outputs + operator.saved
+    )
+
+
+def empty_gradients(
+    operator: Operator, tensors: Sequence[torch.Tensor], needs: Sequence[bool]
+) -> tuple[torch.Tensor, ...]:
+    """Uninitialised row gradients and zero states; size 0 for those not needed.
+
+    `tensors` are those of a backward call.
+    """
+    _, inputs = operator.split_backward(tensors)
+    differentiable = [p for p in zip(operator.inputs, inputs, strict=True) if p[0].gradient]
+    found = []
+    for (declared, tensor), needed in zip(differentiable, needs, strict=True):
+        shape = gradient_shape(declared, tensor) if needed else (0,)
+        if declared.gradient == "parameter":
+            found.append(tensor.new_zeros(shape, dtype=torch.int64))
+        else:
+            found.append(tensor.new_empty(shape))
+    return tuple(found)

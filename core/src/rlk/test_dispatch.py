@@ -227,6 +227,8 @@ def test_use_backend_interleaved_tasks_hold_their_own():
 
     asyncio.run(both())
     assert dispatch.requested_backend() == "auto"
+    # What compiled calls of this thread follow.
+    assert dispatch._traced.backend == "auto"
 
 
 def test_backward_after_the_block_runs_on_the_backend_of_forward(execution):

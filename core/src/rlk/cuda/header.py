@@ -5,7 +5,8 @@
     struct DemoBackward  output gradients, inputs, saved state, then row gradients and exact states
 
 A tensor that is read has a stride for each axis, in elements; results are contiguous, and null
-where a gradient is not needed.
+where a gradient is not needed. Pointers come first and scalars last: what lies between is the
+same in all calls that look alike.
 """
 
 import re
@@ -65,13 +66,13 @@ def symbols(operator: Operator) -> tuple[str, ...]:
 def forward_layout(operator: Operator) -> Layout:
     """The argument of rlk_<operator>_forward."""
     results = [("void*", t.name) for t in operator.outputs + operator.saved]
-    return _layout(operator, "Forward", _read(operator.inputs), results)
+    return _layout(operator, "Forward", operator.inputs, results)
 
 
 def backward_layout(operator: Operator) -> Layout:
     """The argument of rlk_<operator>_backward and of rlk_<operator>_backward_workspace."""
-    upstream = [_gradient(t) for t in operator.outputs]
-    read = _read(tuple(upstream) + operator.inputs + operator.saved)
+    upstream = tuple(_gradient(t) for t in operator.outputs)
+    read = upstream + operator.inputs + operator.saved
     results = [
         ("void*", f"d{t.name}") if t.gradient == "row" else ("long long*", f"d{t.name}_state")
         for t in operator.differentiable
@@ -111,14 +112,15 @@ def library_header(name: str, entries: Iterable[tuple[str, Layout]]) -> str:
 
 
 def _layout(
-    operator: Operator, direction: str, read: list[tuple[str, str]], results: list[tuple[str, str]]
+    operator: Operator, direction: str, read: tuple[Tensor, ...], results: list[tuple[str, str]]
 ) -> Layout:
-    fields = [*read, *results]
+    fields = [("const void*", t.name) for t in read]
+    fields += [*results, ("void*", "stream")]
+    fields += [("long long", f"{t.name}_stride_{axis}") for t in read for axis in axes(t)]
     fields += [("long long", symbol) for symbol in symbols(operator)]
-    fields += [("void*", "stream")]
     fields += [("int", f"{t.name}_dtype") for t in operator.inputs]
-    fields += [("int" if s.choices else "float", s.name) for s in operator.scalars]
     fields += [("int", "device")]
+    fields += [("int" if s.choices else "float", s.name) for s in operator.scalars]
     repeated = [name for name, count in Counter(n for _, n in fields).items() if count > 1]
     if repeated:
         raise BackendError(
@@ -127,14 +129,6 @@ def _layout(
         )
     name = "".join(word.capitalize() for word in operator.name.split("_")) + direction
     return Layout(name, tuple(fields))
-
-
-def _read(tensors: tuple[Tensor, ...]) -> list[tuple[str, str]]:
-    fields = []
-    for tensor in tensors:
-        fields.append(("const void*", tensor.name))
-        fields += [("long long", f"{tensor.name}_stride_{axis}") for axis in axes(tensor)]
-    return fields
 
 
 def _gradient(output: Tensor) -> Tensor:

@@ -2,26 +2,30 @@
 """The CUDA backend of an operator, derived from its declaration and one kernel source."""
 
 import ctypes
+import math
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
 
-from rlk import launch
+from rlk import dispatch, launch
 from rlk.cuda import build, header, probe, toolchain
 from rlk.cuda.library import Library, refuse_after_fork
 from rlk.errors import ArgumentError
 from rlk.operator import FLOATS, Operator, Tensor
-from rlk.reduce.exact_sum import STATE_ROWS
+from rlk.plans import Plan
+from rlk.rows import gradient_shape
 
 # rlk::Dtype of launch.cuh.
 DTYPE_CODES = {getattr(torch, name): code for code, name in enumerate(FLOATS)}
 
+_pointer = torch.Tensor.data_ptr
 _modules: dict[tuple[str, Path], "KernelModule"] = {}
 _libraries: dict[Path, Library] = {}
 # Guards both, and the first load on each device.
@@ -92,10 +96,10 @@ def binary_for(name: str, source: Path, generated: Mapping[str, str], device: in
         return library
 
 
-def record(kernel: str, library: Library) -> None:
-    """Report a launch to the open traces, if there are any."""
-    if launch._open:
-        launch.record("cuda", kernel, library.digest)
+def current_stream(device: int) -> int:
+    """The handle of the stream on which torch launches now."""
+    # What torch.cuda.current_stream wraps in an object, at ten times the cost.
+    return torch._C._cuda_getCurrentRawStream(device)
 
 
 def device_arch(device: int) -> str:
@@ -128,56 +132,112 @@ class KernelModule(ModuleType):
         results = operator.outputs + operator.saved
         self._results = [_result(operator, tensor, symbols) for tensor in results]
         self._saved = self._results[len(operator.outputs) :]
-        self._choices = [
-            (s.name, {c: i for i, c in enumerate(s.choices)}) for s in operator.scalars
+        self._codes = [
+            (position, {choice: code for code, choice in enumerate(scalar.choices)})
+            for position, scalar in enumerate(operator.scalars)
+            if scalar.choices
         ]
 
     def forward(self, *tensors: torch.Tensor, **scalars: Any) -> tuple[torch.Tensor, ...]:
         """Outputs and saved state of one call, enqueued on the current stream."""
-        device = tensors[0].get_device()
-        loaded = self._loaded.get(device) or self.load(device)
-        values = self._read(self.operator.inputs, tensors, device)
-        sizes = [tensors[position].shape[axis] for position, axis in self._sizes]
-        place = tensors[0].device
-        results = tuple(
-            torch.empty([sizes[i] for i in r.axes], dtype=r.dtype_for(tensors), device=place)
-            for r in self._results
-        )
-        values += [result.data_ptr() for result in results]
-        self._append_rest(values, tensors, sizes, scalars, device)
-        status = loaded.forward(self._forward_packer.pack(*values))
-        self._finish(loaded, status, "forward")
-        return results
+        sizes = self._call_sizes(tensors)
+        shapes = [[sizes[i] for i in result.axes] for result in self._results]
+        plan = self.plan_forward(tensors, shapes)
+        return plan(tensors, [scalars[s.name] for s in self.operator.scalars])
 
     def backward(
         self, *tensors: torch.Tensor, needs: frozenset[str], **scalars: Any
     ) -> tuple[torch.Tensor | None, ...]:
         """Row gradients and exact states of one call, None for those not needed."""
-        operator = self.operator
-        start = len(operator.outputs)
-        inputs = tensors[start : start + len(operator.inputs)]
-        device = inputs[0].get_device()
-        loaded = self._loaded.get(device) or self.load(device)
-        sizes = [inputs[position].shape[axis] for position, axis in self._sizes]
-        self._check_saved(tensors[start + len(inputs) :], inputs, sizes)
-        values = self._read(operator.outputs + operator.inputs + operator.saved, tensors, device)
-        results = tuple(
-            _empty_gradient(declared, tensor) if declared.name in needs else None
-            for declared, tensor in zip(operator.inputs, inputs, strict=True)
+        start = len(self.operator.outputs)
+        inputs = zip(self.operator.inputs, tensors[start:], strict=False)
+        shapes = [
+            gradient_shape(declared, tensor) if declared.name in needs else None
+            for declared, tensor in inputs
             if declared.gradient
-        )
-        values += [0 if result is None else result.data_ptr() for result in results]
-        slot = len(values)
-        values.append(0)
-        self._append_rest(values, inputs, sizes, scalars, device)
-        packed = self._backward_packer.pack(*values)
-        size = loaded.workspace(packed)
-        if size > 0:
-            workspace = torch.empty(size, dtype=torch.uint8, device=inputs[0].device)
-            values[slot] = workspace.data_ptr()
-            packed = self._backward_packer.pack(*values)
-        self._finish(loaded, loaded.backward(packed), "backward")
-        return results
+        ]
+        plan = self.plan_backward(tensors, shapes)
+        return plan(tensors, [scalars[s.name] for s in self.operator.scalars])
+
+    def plan_forward(
+        self,
+        rows: Sequence[torch.Tensor],
+        shapes: Sequence[Sequence[int]],
+        call: tuple[str, str] | None = None,
+    ) -> Plan:
+        """`forward` for all calls that look alike.
+
+        Args:
+            rows: the inputs of one of them, as rows. The plan's own may have leading axes, if
+                rows are views of them.
+            shapes: of the results.
+            call: operator and direction in traces.
+        """
+        loaded, device = self._load_for(rows[0])
+        read = self.operator.inputs
+        constants = self._constants(read, rows, rows, device)
+        empties = [
+            _empty(shape, result.dtype_for(rows), rows[0].device)
+            for shape, result in zip(shapes, self._results, strict=True)
+        ]
+        launch_forward, pack, coded = loaded.forward, self._forward_packer.pack, self._coded
+
+        def plan(tensors: Sequence[torch.Tensor], scalars: Sequence[Any]) -> tuple[Any, ...]:
+            pointers = self._pointers(read, tensors)
+            results = tuple([empty() for empty in empties])
+            pointers += map(_pointer, results)
+            packed = pack(*pointers, current_stream(device), *constants, *coded(scalars))
+            status = launch_forward(packed)
+            if status or launch._open:
+                self._report(loaded, status, "forward", call)
+            return results
+
+        return plan
+
+    def plan_backward(
+        self,
+        rows: Sequence[torch.Tensor],
+        shapes: Sequence[Sequence[int] | None],
+        call: tuple[str, str] | None = None,
+    ) -> Plan:
+        """`backward` for all calls that look alike.
+
+        Args:
+            rows: output gradients, inputs and saved state of one of them, as for `plan_forward`.
+            shapes: of the gradients and states, None where not needed.
+            call: operator and direction in traces.
+        """
+        operator, start = self.operator, len(self.operator.outputs)
+        inputs = rows[start : start + len(operator.inputs)]
+        loaded, device = self._load_for(inputs[0])
+        read = operator.outputs + operator.inputs + operator.saved
+        constants = self._constants(read, rows, inputs, device)
+        self._check_saved(rows[start + len(inputs) :], inputs)
+        place = inputs[0].device
+        differentiable = [p for p in zip(operator.inputs, inputs, strict=True) if p[0].gradient]
+        empties = [
+            None if shape is None else _empty(shape, _gradient_dtype(*which), place)
+            for which, shape in zip(differentiable, shapes, strict=True)
+        ]
+        size_workspace, launch_backward = loaded.workspace, loaded.backward
+        pack, coded = self._backward_packer.pack, self._coded
+
+        def plan(tensors: Sequence[torch.Tensor], scalars: Sequence[Any]) -> tuple[Any, ...]:
+            pointers = self._pointers(read, tensors)
+            results = tuple([None if empty is None else empty() for empty in empties])
+            pointers += [0 if result is None else result.data_ptr() for result in results]
+            rest = (current_stream(device), *constants, *coded(scalars))
+            packed = pack(*pointers, 0, *rest)
+            size = size_workspace(packed)
+            if size > 0:
+                workspace = torch.empty(size, dtype=torch.uint8, device=place)
+                packed = pack(*pointers, workspace.data_ptr(), *rest)
+            status = launch_backward(packed)
+            if status or launch._open:
+                self._report(loaded, status, "backward", call)
+            return results
+
+        return plan
 
     def binary(self, arch: str) -> Path:
         """The binary for an architecture such as sm_90, from the cache or compiled into it."""
@@ -208,40 +268,59 @@ class KernelModule(ModuleType):
                 )
             return loaded
 
-    def _read(
-        self, declared: Iterable[Tensor], tensors: Iterable[torch.Tensor], device: int
-    ) -> list[Any]:
-        """Pointer and strides of every tensor that the kernel reads."""
-        values: list[Any] = []
-        for known, tensor in zip(declared, tensors, strict=True):
-            if tensor.get_device() != device or tensor.is_neg():
-                raise ArgumentError(
-                    f"{self.operator.name}: {known.name} must be a plain tensor on cuda:{device}, "
-                    f"got {'a negated view' if tensor.is_neg() else tensor.device}"
-                )
-            values.append(tensor.data_ptr())
-            values += tensor.stride()
-        return values
+    def _load_for(self, tensor: torch.Tensor) -> tuple[_Loaded, int]:
+        device = tensor.get_device()
+        return self._loaded.get(device) or self.load(device), device
 
-    def _append_rest(
+    def _call_sizes(self, inputs: Sequence[torch.Tensor]) -> list[int]:
+        return [inputs[position].shape[axis] for position, axis in self._sizes]
+
+    def _constants(
         self,
-        values: list[Any],
+        read: Sequence[Tensor],
+        rows: Sequence[torch.Tensor],
         inputs: Sequence[torch.Tensor],
-        sizes: list[int],
-        scalars: Mapping[str, Any],
         device: int,
-    ) -> None:
-        """Append sizes, stream, dtype codes, scalars and device."""
-        values += sizes
-        values.append(torch.cuda.current_stream(device).cuda_stream)
-        values += [DTYPE_CODES[tensor.dtype] for tensor in inputs]
-        values += [codes[scalars[n]] if codes else scalars[n] for n, codes in self._choices]
-        values.append(device)
+    ) -> list[int]:
+        """Strides, sizes, dtype codes and device."""
+        for declared, tensor in zip(read, rows, strict=True):
+            if tensor.get_device() != device or tensor.is_neg():
+                negated = "a negated view" if tensor.is_neg() else str(tensor.device)
+                raise self._not_plain(declared, device, negated)
+        strides = [stride for tensor in rows for stride in tensor.stride()]
+        codes = [DTYPE_CODES[tensor.dtype] for tensor in inputs]
+        return [*strides, *self._call_sizes(inputs), *codes, device]
 
-    def _check_saved(
-        self, saved: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], sizes: list[int]
-    ) -> None:
+    def _pointers(self, read: Sequence[Tensor], tensors: Sequence[torch.Tensor]) -> list[int]:
+        """Where the elements of each tensor are."""
+        try:
+            pointers = [*map(_pointer, tensors)]
+        except RuntimeError:
+            # A wrapper that torch.func left behind; detaching takes it off, or says why not.
+            pointers = [tensor.detach().data_ptr() for tensor in tensors]
+        if 0 in pointers:
+            at = pointers.index(0)
+            raise self._not_plain(read[at], tensors[at].get_device(), "one without memory")
+        return pointers
+
+    def _not_plain(self, declared: Tensor, device: int, got: str) -> ArgumentError:
+        return ArgumentError(
+            f"{self.operator.name}: {declared.name} must be a plain tensor on cuda:{device}, "
+            f"got {got}"
+        )
+
+    def _coded(self, scalars: Sequence[Any]) -> Sequence[Any]:
+        """Scalars as the struct holds them: an index for each that names a choice."""
+        if not self._codes:
+            return scalars
+        coded = list(scalars)
+        for position, codes in self._codes:
+            coded[position] = codes[coded[position]]
+        return coded
+
+    def _check_saved(self, saved: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> None:
         """Hold saved state against the declaration: a kernel would read beyond a smaller one."""
+        sizes = self._call_sizes(inputs)
         for expected, tensor in zip(self._saved, saved, strict=True):
             shape, dtype = [sizes[i] for i in expected.axes], expected.dtype_for(inputs)
             if list(tensor.shape) != shape or tensor.dtype != dtype:
@@ -250,11 +329,12 @@ class KernelModule(ModuleType):
                     f"got {list(tensor.shape)} {tensor.dtype}"
                 )
 
-    def _finish(self, loaded: _Loaded, status: int, direction: str) -> None:
+    def _report(
+        self, loaded: _Loaded, status: int, direction: str, call: tuple[str, str] | None
+    ) -> None:
         kernel = f"{self.operator.name}_{direction}"
-        if status != 0:
-            loaded.library.check(status, kernel)
-        record(kernel, loaded.library)
+        loaded.library.check(status, kernel)
+        launch.record("cuda", kernel, loaded.library.digest, call)
 
 
 def _result(operator: Operator, tensor: Tensor, symbols: tuple[str, ...]) -> _Result:
@@ -266,11 +346,17 @@ def _result(operator: Operator, tensor: Tensor, symbols: tuple[str, ...]) -> _Re
     return _Result(tensor.name, axes, getattr(torch, rule), 0)
 
 
-def _empty_gradient(declared: Tensor, tensor: torch.Tensor) -> torch.Tensor:
-    if declared.gradient == "row":
-        return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
-    shape = (STATE_ROWS, *tensor.shape)
-    return torch.empty(shape, dtype=torch.int64, device=tensor.device)
+def _gradient_dtype(declared: Tensor, tensor: torch.Tensor) -> torch.dtype:
+    return tensor.dtype if declared.gradient == "row" else torch.int64
+
+
+def _empty(
+    shape: Sequence[int], dtype: torch.dtype, device: torch.device
+) -> Callable[[], torch.Tensor]:
+    """Allocates one contiguous tensor at each call."""
+    strides = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
+    # torch.empty takes twice as long to read its arguments.
+    return partial(torch.empty_strided, shape, strides, dtype=dtype, device=device)
 
 
 def _after_fork() -> None:
@@ -279,6 +365,7 @@ def _after_fork() -> None:
     _loading = threading.RLock()
     for made in _modules.values():
         made._loaded.clear()
+    dispatch.forget_plans()
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -10,25 +10,25 @@ from rlk.errors import BackendError
 from rlk.operator import Tensor
 
 
-def test_forward_struct_of_the_demo_has_eight_byte_fields_first(demo):
+def test_forward_struct_of_the_demo_has_pointers_first_and_scalars_last(demo):
     assert header.forward_layout(demo).fields == (
-        ("const void*", "x"), ("long long", "x_stride_T"), ("long long", "x_stride_N"),
-        ("const void*", "weight"), ("long long", "weight_stride_N"),
-        ("void*", "y"), ("void*", "first"),
-        ("long long", "T"), ("long long", "N"), ("void*", "stream"),
-        ("int", "x_dtype"), ("int", "weight_dtype"),
-        ("float", "shift"), ("int", "mode"), ("int", "device"),
+        ("const void*", "x"), ("const void*", "weight"), ("void*", "y"), ("void*", "first"),
+        ("void*", "stream"),
+        ("long long", "x_stride_T"), ("long long", "x_stride_N"), ("long long", "weight_stride_N"),
+        ("long long", "T"), ("long long", "N"),
+        ("int", "x_dtype"), ("int", "weight_dtype"), ("int", "device"),
+        ("float", "shift"), ("int", "mode"),
     )  # fmt: skip
 
 
 def test_backward_struct_of_the_demo_reads_gradients_inputs_and_saved_state(demo):
-    assert header.backward_layout(demo).fields[:15] == (
-        ("const void*", "dy"), ("long long", "dy_stride_T"), ("long long", "dy_stride_N"),
-        ("const void*", "x"), ("long long", "x_stride_T"), ("long long", "x_stride_N"),
-        ("const void*", "weight"), ("long long", "weight_stride_N"),
-        ("const void*", "first"), ("long long", "first_stride_T"),
-        ("void*", "dx"), ("long long*", "dweight_state"), ("void*", "workspace"),
-        ("long long", "T"), ("long long", "N"),
+    assert header.backward_layout(demo).fields[:16] == (
+        ("const void*", "dy"), ("const void*", "x"), ("const void*", "weight"),
+        ("const void*", "first"), ("void*", "dx"), ("long long*", "dweight_state"),
+        ("void*", "workspace"), ("void*", "stream"),
+        ("long long", "dy_stride_T"), ("long long", "dy_stride_N"),
+        ("long long", "x_stride_T"), ("long long", "x_stride_N"), ("long long", "weight_stride_N"),
+        ("long long", "first_stride_T"), ("long long", "T"), ("long long", "N"),
     )  # fmt: skip
 
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Calls through the struct into a binary whose launchers compute on the host."""
 
+import os
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -12,6 +13,9 @@ from rlk import backends, launch
 from rlk.cuda import build, probe
 from rlk.cuda import launch as cuda_launch
 from rlk.errors import ArgumentError, BackendError
+from rlk.execution import Execution
+from rlk.operator import Backend
+from rlk.reduce.exact_sum import kernel_cuda
 
 # What forward and backward compute by hand: y = x * weight + shift, first = x[:, 0],
 # dx = dy * weight, and a "state" of first + dy[0] and, through the workspace, the row numbers.
@@ -67,7 +71,7 @@ def host(needs_nvcc, tmp_path_factory, request):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(build.CACHE_VARIABLE, str(folder / "cache"))
         patch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-        patch.setattr(torch.cuda, "current_stream", lambda i: SimpleNamespace(cuda_stream=4096))
+        patch.setattr(cuda_launch, "current_stream", lambda device: 4096)
         patch.setattr(probe, "require", lambda library, device: None)
         module = cuda_launch.module(request.getfixturevalue("demo"), source)
         module._loaded[HERE] = module.load(0)
@@ -190,8 +194,103 @@ def test_backend_row_without_cuda_torch_says_so(monkeypatch):
     assert (row.platforms, row.on_request) == (("nvidia",), ())
 
 
+@pytest.fixture
+def execution(host, demo):
+    """The demo on the host library, as an operator runs it."""
+    return Execution(replace(demo, backends=(Backend("cuda", lambda: host, ("cpu",)),)))
+
+
+LAYOUTS = {
+    "rows": lambda x: x,
+    "one row": lambda x: x[0],
+    "leading axes": lambda x: x.view(2, 2, 3),
+    "strided leading axes": lambda x: torch.stack([x.view(2, 2, 3)] * 2, 3)[..., 1],
+    "axes that flatten only by a copy": lambda x: x.view(2, 2, 3).transpose(0, 1),
+    "negated view": lambda x: torch.complex(x, -x).conj().imag,
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_execution_any_layout_equals_the_formula_by_hand(execution, layout):
+    for shift in (0.25, 2.0):
+        x = LAYOUTS[layout](torch.arange(12.0).view(4, 3) + shift)
+        y, first = execution.forward(x, WEIGHT, shift, "plain", "cuda")
+        expected = by_hand(x.reshape(-1, 3).resolve_neg(), shift)
+        assert torch.equal(y, expected[0].view(x.shape))
+        assert torch.equal(first, expected[1].view(x.shape[:-1]))
+        assert y.is_contiguous()
+
+
+def test_execution_backward_of_each_layout_equals_the_formula_by_hand(execution):
+    for layout in LAYOUTS.values():
+        dy = layout(torch.arange(12.0).view(4, 3))
+        x = torch.ones(dy.shape)
+        arguments = (dy, x, WEIGHT, x[..., 0], 0.0, "plain")
+        dx, state = execution.backward(*arguments, True, False, "cuda")
+        assert torch.equal(dx, dy.resolve_neg() * WEIGHT)
+        assert state.numel() == 0
+
+
+def test_execution_in_a_trace_names_operator_and_direction(execution):
+    x = torch.ones(2, 3)
+    arguments = (x, WEIGHT, 0.0, "plain", "cuda")
+    execution.forward(*arguments)
+    with rlk.trace() as launches:
+        execution.forward(*arguments)
+        execution.backward(x, x, WEIGHT, x[:, 0], 0.0, "plain", True, True, "cuda")
+    assert [(one.operator, one.direction, one.kernel) for one in launches] == [
+        ("demo", "forward", "demo_forward"), ("demo", "backward", "demo_backward"),
+    ]  # fmt: skip
+
+
+def test_execution_launcher_that_fails_is_reported_each_time(execution):
+    for _ in range(2):
+        with pytest.raises(BackendError, match="must run demo_forward, got CUDA error 1"):
+            execution.forward(torch.ones(2, 3), WEIGHT, 0.0, "negated", "cuda")
+        assert execution.forward(torch.ones(2, 3), WEIGHT, 0.0, "plain", "cuda")[0].numel() == 6
+
+
+def test_execution_wrapper_left_by_torch_func_is_taken_off(execution):
+    left = []
+    torch.func.grad(lambda x: (left.append(x) or x).sum())(torch.arange(6.0).view(2, 3))
+    execution.forward(torch.ones(2, 3), WEIGHT, 0.0, "plain", "cuda")
+    y, _ = execution.forward(left[0], WEIGHT, 0.0, "plain", "cuda")
+    assert torch.equal(y, by_hand(torch.arange(6.0).view(2, 3), 0.0)[0])
+
+
+def test_execution_tensor_without_memory_is_refused(execution):
+    execution.forward(torch.ones(2, 3), WEIGHT, 0.0, "plain", "cuda")
+    for _ in range(2):
+        with pytest.raises(ArgumentError, match="x must be a plain tensor .* without memory"):
+            execution.forward(torch._efficientzerotensor((2, 3)), WEIGHT, 0.0, "plain", "cuda")
+
+
+def test_execution_after_a_fork_loads_again_instead_of_launching(execution, host, monkeypatch):
+    arguments = (torch.ones(2, 3), WEIGHT, 0.0, "plain", "cuda")
+    execution.forward(*arguments)
+    loaded, asked = dict(host._loaded), []
+    monkeypatch.setattr(host, "load", lambda device: asked.append(device) or loaded[device])
+    cuda_launch._after_fork()
+    execution.forward(*arguments)
+    host._loaded.update(loaded)
+    assert asked == [HERE]
+
+
 def test_forked_process_forgets_what_was_loaded(host):
     loaded = dict(host._loaded)
     cuda_launch._after_fork()
     assert host._loaded == {}
     host._loaded.update(loaded)
+
+
+def test_exact_sum_in_a_forked_process_forgets_its_library(monkeypatch):
+    monkeypatch.setattr(
+        kernel_cuda, "binary_for", lambda *_: SimpleNamespace(function=lambda *_: None)
+    )
+    kernel_cuda._library(HERE)
+    child = os.fork()
+    if child == 0:
+        os._exit(kernel_cuda._library.cache_info().currsize)
+    kept = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    kernel_cuda._library.cache_clear()
+    assert kept == 0

@@ -2,14 +2,18 @@
 """The public steps of an exact sum on the GPU, by the launchers of kernel_cuda.cu."""
 
 import ctypes
+import os
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from rlk import launch
 from rlk.cuda import build
 from rlk.cuda.header import Layout, library_header
-from rlk.cuda.launch import DTYPE_CODES, binary_for, record
+from rlk.cuda.launch import DTYPE_CODES, binary_for, current_stream
 from rlk.cuda.library import Library
 
 _ROWS = Layout(
@@ -47,7 +51,7 @@ def add_rows(state: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         device = state.get_device()
         _launch(
             "add_rows", _ROWS, device, rows.data_ptr(), *rows.stride(), state.data_ptr(),
-            rows.shape[0], rows.shape[1], _stream(device), DTYPE_CODES[rows.dtype], device,
+            rows.shape[0], rows.shape[1], current_stream(device), DTYPE_CODES[rows.dtype], device,
         )  # fmt: skip
     return _normalised(state)
 
@@ -65,7 +69,7 @@ def round(state: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         device = state.get_device()
         _launch(
             "round", _STATE, device, state.data_ptr(), out.data_ptr(), state.shape[1],
-            _stream(device), DTYPE_CODES[dtype], device,
+            current_stream(device), DTYPE_CODES[dtype], device,
         )  # fmt: skip
     return out
 
@@ -78,25 +82,25 @@ def compile_only(arch: str) -> build.Compiled:
 def _normalised(state: torch.Tensor) -> torch.Tensor:
     if state.shape[1]:
         device = state.get_device()
-        stream = _stream(device)
+        stream = current_stream(device)
         _launch("normalise", _STATE, device, state.data_ptr(), 0, state.shape[1], stream, 0, device)
     return state
 
 
 def _launch(entry: str, layout: Layout, device: int, *values: int) -> None:
-    library = _library(device)
-    function = library.function(f"rlk_exact_sum_{entry}", [ctypes.c_char_p])
-    library.check(function(layout.packer.pack(*values)), f"exact_sum.{entry}")
-    record(f"exact_sum.{entry}", library)
-
-
-def _stream(device: int) -> int:
-    return torch.cuda.current_stream(device).cuda_stream
+    library, functions = _library(device)
+    status = functions[entry](layout.packer.pack(*values))
+    if status or launch._open:
+        library.check(status, f"exact_sum.{entry}")
+        launch.record("cuda", f"exact_sum.{entry}", library.digest)
 
 
 @cache
-def _library(device: int) -> Library:
-    return binary_for("exact_sum", _source(), _generated(), device)
+def _library(device: int) -> tuple[Library, dict[str, Callable[..., Any]]]:
+    library = binary_for("exact_sum", _source(), _generated(), device)
+    argument = [ctypes.c_char_p]
+    functions = {e: library.function(f"rlk_exact_sum_{e}", argument) for e, _ in _ENTRIES}
+    return library, functions
 
 
 def _source() -> Path:
@@ -105,3 +109,7 @@ def _source() -> Path:
 
 def _generated() -> dict[str, str]:
     return {"rlk_exact_sum.h": library_header("exact_sum", _ENTRIES)}
+
+
+# In a forked process the next call asks for the library again, which is refused.
+os.register_at_fork(after_in_child=_library.cache_clear)

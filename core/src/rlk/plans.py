@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the looks of a call decide, found out once: checks, backend, shapes, strides.
+
+No check reads an element of a tensor, so calls that look alike pass or fail alike. The first one
+is checked in full and leaves a plan, a function of the tensors and scalars; later ones run it.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from rlk import dispatch
+from rlk.arguments import check_gradients, check_tensors, output_shape
+from rlk.errors import BackendError
+from rlk.launch import operator_call
+from rlk.operator import Backend, Operator
+from rlk.rows import are_views, as_rows, empty_gradients, empty_outputs, from_rows, gradient_shape
+
+# (tensors, checked scalars in the order of the declaration) -> results.
+Plan = Callable[[Sequence[torch.Tensor], Sequence[Any]], tuple[Any, ...]]
+
+# 1024 plans of about 2 KB: every shape of a training run, but not of a server's whole life.
+MOST_PLANS = 1024
+
+
+class Plans:
+    """The plans of one operator in one direction, made by `make(operator, tensors, *request)`."""
+
+    def __init__(self, operator: Operator, make: Callable[..., Plan]) -> None:
+        self._operator = operator
+        self._make = make
+        self._plans: dict[Any, Plan] = {}
+
+    def find(self, tensors: Sequence[torch.Tensor], *request: Any) -> Plan:
+        """The plan of a call, made and kept if none that looks alike came before.
+
+        Raises:
+            ArgumentError, BackendError, PlatformError: the call cannot be served; nothing is kept.
+        """
+        seen = looks(tensors, request)
+        plan = self._plans.get(seen)
+        if plan is None:
+            plan = self._make(self._operator, tensors, *request)
+            if len(self._plans) >= MOST_PLANS:
+                # All of them: most are of sizes that never return.
+                self._plans.clear()
+            if seen is not None:
+                self._plans[seen] = plan
+        return plan
+
+
+def looks(tensors: Sequence[torch.Tensor], request: Any) -> Any:
+    """All that a check or a plan may know of a call; None if a tensor has no strides."""
+    seen: list[Any] = [dispatch.generation, request]
+    try:
+        for t in tensors:
+            seen += (t.shape, t.stride(), t.dtype, t.device, t.layout, t.is_neg(), t.requires_grad)
+    except RuntimeError:
+        # Compressed and nested layouts, which the checks refuse by name.
+        return None
+    return tuple(seen)
+
+
+def plan_forward(operator: Operator, tensors: Sequence[torch.Tensor], requested: str) -> Plan:
+    """From the inputs to outputs and saved state in the caller's shape."""
+    sizes = check_tensors(operator, tensors)
+    choice = dispatch.choose(operator, tensors[0].device, requested)
+    if sizes.get("T", 1) == 0 or tensors[0].numel() == 0:
+        return lambda tensors, scalars: empty_outputs(operator, tensors)
+    results = operator.outputs + operator.saved
+    shapes = [output_shape(operator, declared, tensors) for declared in results]
+    rows = [*map(as_rows, operator.inputs, tensors)]
+    if hasattr(choice.module, "plan_forward") and are_views(rows, tensors):
+        return choice.module.plan_forward(rows, shapes, (operator.name, "forward"))
+    run = _by_rows(operator, choice, "forward", len(results))
+
+    def plan(tensors: Sequence[torch.Tensor], scalars: Sequence[Any]) -> tuple[Any, ...]:
+        return tuple(map(from_rows, run(map(as_rows, operator.inputs, tensors), scalars), shapes))
+
+    return plan
+
+
+def plan_backward(
+    operator: Operator, tensors: Sequence[torch.Tensor], needs: tuple[bool, ...], requested: str
+) -> Plan:
+    """From output gradients, inputs and saved state to row gradients and exact states.
+
+    None comes back for those not needed.
+    """
+    gradients, inputs = operator.split_backward(tensors)
+    sizes = check_tensors(operator, inputs)
+    check_gradients(operator, gradients, inputs)
+    if sizes.get("T", 1) == 0 or inputs[0].numel() == 0 or not any(needs):
+        return lambda tensors, scalars: empty_gradients(operator, tensors, needs)
+    choice = dispatch.choose(operator, inputs[0].device, requested)
+    read = operator.outputs + operator.inputs + operator.saved
+    differentiable = [p for p in zip(operator.inputs, inputs, strict=True) if p[0].gradient]
+    shapes = [
+        gradient_shape(*which) if needed else None
+        for which, needed in zip(differentiable, needs, strict=True)
+    ]
+    rows = [*map(as_rows, read, tensors)]
+    if hasattr(choice.module, "plan_backward") and are_views(rows, tensors):
+        return choice.module.plan_backward(rows, shapes, (operator.name, "backward"))
+    names = [declared.name for declared, _ in differentiable]
+    needed = frozenset(name for name, need in zip(names, needs, strict=True) if need)
+    run = _by_rows(operator, choice, "backward", len(needs), needs=needed)
+
+    def plan(tensors: Sequence[torch.Tensor], scalars: Sequence[Any]) -> tuple[Any, ...]:
+        results = run(map(as_rows, read, tensors), scalars)
+        for name, result in zip(names, results, strict=True):
+            if result is None and name in needed:
+                raise _wrong(operator, choice.backend, f"the gradient of {name}", "None")
+        return tuple(
+            None if shape is None else from_rows(result, shape)
+            for result, shape in zip(results, shapes, strict=True)
+        )
+
+    return plan
+
+
+def _by_rows(
+    operator: Operator, choice: dispatch.Choice, direction: str, count: int, **options: Any
+) -> Callable[..., tuple[Any, ...]]:
+    """A backend's function as it is declared: rows and named scalars to `count` results."""
+    names = [s.name for s in operator.scalars]
+    function = getattr(choice.module, direction)
+
+    def run(rows: Any, scalars: Sequence[Any]) -> tuple[Any, ...]:
+        with operator_call(operator.name, direction):
+            results = function(*rows, **options, **dict(zip(names, scalars, strict=True)))
+        if not isinstance(results, tuple) or len(results) != count:
+            got = len(results) if isinstance(results, tuple) else type(results).__name__
+            raise _wrong(operator, choice.backend, f"a tuple of {count} from {direction}", got)
+        return results
+
+    return run
+
+
+def _wrong(operator: Operator, backend: Backend, wanted: str, got: object) -> BackendError:
+    return BackendError(
+        f'{operator.name}: backend "{backend.name}" must return {wanted}, got {got}'
+    )
