@@ -1,18 +1,38 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which kernel serves a call. Everything here may change speed; nothing here can change bits.
 #pragma once
+#include <atomic>
+
 #include "rlk_qwen3next/rms_norm/kernel_backward.cuh"
 
 namespace rlk {
 
-// Blocks that fill the device once: `work` at most, as more would find nothing to do.
-template <typename Kernel>
-int resident_blocks(Kernel kernel, int threads, int shared_bytes, int device, long long work) {
-    int processors = 1, blocks = 1;
+// Blocks of a kernel that a device holds at once; 0 if it cannot run there. Asked once for each
+// device and block size, of which a kernel has one amount of shared memory: the questions take
+// longer than a launch.
+template <auto KERNEL> int resident_blocks(int threads, int shared_bytes, int device) {
+    constexpr int DEVICES = 16;
+    static std::atomic<int> known[DEVICES][33];
+    std::atomic<int>* place = device < DEVICES ? &known[device][threads / 32] : nullptr;
+    if (place != nullptr && *place > 0) return *place;
+    int processors = 0, blocks = 0, shared_limit = 0;
+    cudaFuncAttributes attributes{};
     cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
-    cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, threads, shared_bytes);
-    const long long resident = (long long)processors * (blocks > 0 ? blocks : 1);
-    return (int)(work < resident ? work : resident);
+    cudaDeviceGetAttribute(&shared_limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    cudaFuncGetAttributes(&attributes, KERNEL);
+    // All that a block may take: one block size must not lower the limit of another.
+    cudaFuncSetAttribute(KERNEL, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                         shared_limit - (int)attributes.sharedSizeBytes);
+    cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, KERNEL, threads, shared_bytes);
+    if (place != nullptr) *place = processors * blocks;
+    return processors * blocks;
+}
+
+// A grid that fills the device once: `work` blocks at most, as more would find nothing to do.
+template <auto KERNEL>
+int grid_size(int threads, int shared_bytes, int device, long long work) {
+    const int resident = resident_blocks<KERNEL>(threads, shared_bytes, device);
+    return (int)(work < resident || resident == 0 ? (work < 1 ? 1 : work) : resident);
 }
 
 inline long long ceil_divide(long long a, long long b) { return (a + b - 1) / b; }
@@ -21,19 +41,19 @@ inline int wide_threads(int columns) { return 32 * (int)ceil_divide(columns, CHU
 
 template <typename T, bool GATED, bool VECTOR, int LANES>
 cudaError_t forward_narrow_launch(const NormArguments<T>& a, int device, cudaStream_t stream) {
-    auto kernel = forward_narrow<T, GATED, VECTOR, LANES>;
+    constexpr auto kernel = forward_narrow<T, GATED, VECTOR, LANES>;
     const long long work = ceil_divide(a.rows, NARROW_THREADS / LANES * TURN_ROWS);
-    kernel<<<resident_blocks(kernel, NARROW_THREADS, 0, device, work), NARROW_THREADS, 0,
-             stream>>>(a);
+    const int blocks = grid_size<kernel>(NARROW_THREADS, 0, device, work);
+    kernel<<<blocks, NARROW_THREADS, 0, stream>>>(a);
     return cudaGetLastError();
 }
 
 template <typename T, bool GATED, bool VECTOR, int THREADS>
 cudaError_t forward_wide_launch(const NormArguments<T>& a, int device, cudaStream_t stream) {
-    auto kernel = forward_wide<T, GATED, VECTOR, THREADS>;
+    constexpr auto kernel = forward_wide<T, GATED, VECTOR, THREADS>;
     const int threads = wide_threads(a.columns);
     const long long work = ceil_divide(a.rows, TURN_ROWS);
-    kernel<<<resident_blocks(kernel, threads, 0, device, work), threads, 0, stream>>>(a);
+    kernel<<<grid_size<kernel>(threads, 0, device, work), threads, 0, stream>>>(a);
     return cudaGetLastError();
 }
 
@@ -47,7 +67,9 @@ cudaError_t long_launch(Kernel kernel, const NormArguments<T>& a, int device,
     const cudaError_t error =
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
     if (error != cudaSuccess) return error;
-    kernel<<<resident_blocks(kernel, threads, bytes, device, a.rows), threads, bytes, stream>>>(a);
+    // 8: blocks for each processor of a large device; a row of this length fills a block.
+    const int blocks = (int)(a.rows < 8 * 132 ? a.rows : 8 * 132);
+    kernel<<<blocks, threads, bytes, stream>>>(a);
     return cudaGetLastError();
 }
 
@@ -80,22 +102,21 @@ struct BackwardPlan {
     int blocks, threads, shared_bytes;
 };
 
-template <typename Source, typename Kernel>
-BackwardPlan plan_backward(Kernel kernel, int threads, int device, long long work) {
+template <auto KERNEL, typename Source>
+BackwardPlan plan_backward(int threads, int device, long long work) {
     const int bytes = ColumnSums<ELEMENTS>::doubles(threads) * (int)sizeof(double) +
                       Source::bytes(threads);
-    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-    return {resident_blocks(kernel, threads, bytes, device, work), threads, bytes};
+    return {grid_size<KERNEL>(threads, bytes, device, work), threads, bytes};
 }
 
 template <typename T, bool GATED, bool VECTOR, int LANES>
 cudaError_t backward_narrow_launch(NormArguments<T> a, int device, cudaStream_t stream,
                                    long long* workspace) {
-    auto kernel = backward_narrow<T, GATED, VECTOR, LANES>;
+    constexpr auto kernel = backward_narrow<T, GATED, VECTOR, LANES>;
+    using Source = RowSource<T, GATED, VECTOR, NARROW_THREADS>;
     const int chunks = (int)ceil_divide(a.columns, CHUNK);
-    const BackwardPlan plan = plan_backward<RowSource<T, GATED, VECTOR, NARROW_THREADS>>(
-        kernel, NARROW_THREADS, device,
-                                            ceil_divide(a.rows, NARROW_THREADS / LANES * TURN_ROWS));
+    const long long work = ceil_divide(a.rows, NARROW_THREADS / LANES * TURN_ROWS);
+    const BackwardPlan plan = plan_backward<kernel, Source>(NARROW_THREADS, device, work);
     // Chunks of a longer row share the device.
     const int blocks = (int)ceil_divide(plan.blocks, chunks);
     if (workspace != nullptr) {
@@ -111,9 +132,10 @@ cudaError_t backward_narrow_launch(NormArguments<T> a, int device, cudaStream_t 
 template <typename T, bool GATED, bool VECTOR, int THREADS, int BLOCKS>
 cudaError_t backward_wide_launch(NormArguments<T> a, int device, cudaStream_t stream,
                                  long long* workspace) {
-    auto kernel = backward_wide<T, GATED, VECTOR, THREADS, BLOCKS>;
-    const BackwardPlan plan = plan_backward<RowSource<T, GATED, VECTOR, THREADS>>(
-        kernel, wide_threads(a.columns), device, ceil_divide(a.rows, TURN_ROWS));
+    constexpr auto kernel = backward_wide<T, GATED, VECTOR, THREADS, BLOCKS>;
+    using Source = RowSource<T, GATED, VECTOR, THREADS>;
+    const BackwardPlan plan = plan_backward<kernel, Source>(wide_threads(a.columns), device,
+                                                            ceil_divide(a.rows, TURN_ROWS));
     if (workspace != nullptr) {
         *workspace = Partials::bytes(plan.blocks, a.columns);
         return cudaSuccess;
