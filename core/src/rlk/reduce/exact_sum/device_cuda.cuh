@@ -13,6 +13,8 @@ constexpr int LIMBS = 10;
 constexpr int STATE_ROWS = LIMBS + 3;
 // 3: levels of a sum, the first in a register; they hold 159 bits, more than any real batch spans.
 constexpr int LEVELS = 3;
+// 2: levels that a block leaves in its workspace; what is deeper is rare and goes to the state.
+constexpr int PARTIAL_LEVELS = 2;
 // 256: columns that one flag of `Partials` speaks for.
 constexpr int FLAG_COLUMNS = 256;
 
@@ -60,9 +62,9 @@ __device__ __forceinline__ double two_sum(double a, double b, double& error) {
 }
 
 // What the blocks of a first pass leave to the second, `kernel_combine.cuh`: finite doubles whose
-// exact sum is that of the block's terms.
+// exact sum, with what went to the state, is that of the block's terms.
 struct Partials {
-    double* values;  // [blocks][LEVELS][columns]
+    double* values;  // [blocks][PARTIAL_LEVELS][columns]
     int* deep;       // [blocks][flags]: whether there is more than the first level
     long long columns;
 
@@ -70,15 +72,15 @@ struct Partials {
         return (int)((columns + FLAG_COLUMNS - 1) / FLAG_COLUMNS);
     }
     static long long bytes(long long blocks, long long columns) {
-        return blocks * (LEVELS * columns * (long long)sizeof(double) +
+        return blocks * (PARTIAL_LEVELS * columns * (long long)sizeof(double) +
                          flags(columns) * (long long)sizeof(int));
     }
     Partials() = default;
     Partials(void* workspace, long long blocks, long long columns)
         : values(static_cast<double*>(workspace)),
-          deep(reinterpret_cast<int*>(values + blocks * LEVELS * columns)), columns(columns) {}
+          deep(reinterpret_cast<int*>(values + blocks * PARTIAL_LEVELS * columns)), columns(columns) {}
     __device__ __forceinline__ double& at(long long block, int level, long long column) const {
-        return values[(block * LEVELS + level) * columns + column];
+        return values[(block * PARTIAL_LEVELS + level) * columns + column];
     }
     __device__ __forceinline__ int& flag(long long block, long long column) const {
         return deep[block * flags(columns) + column / FLAG_COLUMNS];
@@ -194,15 +196,29 @@ template <int COLUMNS> struct ColumnSums {
         return deep;
     }
     // At the end, where no other thread of the block has these columns. Whole warps call.
-    __device__ __forceinline__ void store(Partials to, long long column, long long columns) const {
+    __device__ __forceinline__ void store(Partials to, ExactState state, long long column) const {
         const bool deep = __any_sync(0xffffffffu, is_deep());
 #pragma unroll
         for (int i = 0; i < COLUMNS; ++i) {
-            if (column + i >= columns) break;
-            to.at(blockIdx.x, 0, column + i) = level[i];
-            for (int d = 1; deep && d < LEVELS; ++d) to.at(blockIdx.x, d, column + i) = at(d, i);
+            if (column + i >= state.columns) break;
+            store_column(to, state, column + i, deep, [&](int d) { return d ? at(d, i) : level[i]; });
         }
-        if (threadIdx.x % 32 == 0 && column < columns) to.flag(blockIdx.x, column) = deep;
+        if (threadIdx.x % 32 == 0 && column < state.columns) to.flag(blockIdx.x, column) = deep;
+    }
+    // The levels of one column, by a function of their depth.
+    template <typename Level>
+    __device__ __forceinline__ static void store_column(Partials to, ExactState state,
+                                                        long long column, bool deep, Level of) {
+        to.at(blockIdx.x, 0, column) = of(0);
+#pragma unroll
+        for (int d = 1; d < LEVELS; ++d) {
+            if (!deep) break;
+            if (d < PARTIAL_LEVELS) {
+                to.at(blockIdx.x, d, column) = of(d);
+            } else {
+                state.add_exact(column, of(d));
+            }
+        }
     }
     // At the end, where groups of LANES threads have the same columns, from `first` on: the sums
     // of all groups, through shared memory. Whole blocks call.
@@ -228,8 +244,7 @@ template <int COLUMNS> struct ColumnSums {
                 if (rest != 0.0) state.add_exact(column, rest);
             }
         }
-#pragma unroll
-        for (int t = 0; t < LEVELS; ++t) to.at(blockIdx.x, t, column) = total[t];
+        store_column(to, state, column, true, [&](int d) { return total[d]; });
         if (threadIdx.x == 0) to.flag(blockIdx.x, column) = 1;
     }
 };

@@ -45,7 +45,7 @@ static __global__ void __launch_bounds__(COMBINE_THREADS)
     long long sum[LIMBS] = {0};
     for (int block = threadIdx.x / COMBINE_COLUMNS; block < blocks && column < state.columns;
          block += COMBINE_THREADS / COMBINE_COLUMNS) {
-        const int levels = partials.flag(block, column) ? LEVELS : 1;
+        const int levels = partials.flag(block, column) ? PARTIAL_LEVELS : 1;
         for (int d = 0; d < levels; ++d) {
             const double value = partials.at(block, d, column);
             if (value == 0.0) continue;

@@ -173,7 +173,7 @@ __global__ void __launch_bounds__(THREADS, BLOCKS) backward_wide(NormArguments<T
         }
         out.advance();
     }
-    if (a.state != nullptr) sums.store(a.partials, column, a.columns);
+    if (a.state != nullptr) sums.store(a.partials, {a.state, a.columns}, column);
 }
 
 // Longer rows: dx and dgate only; their column sums come from `backward_narrow`.
