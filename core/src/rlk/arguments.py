@@ -30,10 +30,7 @@ def check_tensors(operator: Operator, tensors: Sequence[torch.Tensor]) -> dict[s
     for declared, tensor in zip(operator.inputs, tensors, strict=True):
         if not isinstance(tensor, torch.Tensor):
             raise _error(operator, declared.name, "a tensor", type(tensor).__name__)
-        if tensor.layout != torch.strided:
-            raise _error(operator, declared.name, "a dense tensor", str(tensor.layout))
-        if tensor.is_nested:
-            raise _error(operator, declared.name, "a dense tensor", "a nested tensor")
+        _check_dense(operator, declared.name, tensor)
         _check_dtype(operator, declared, tensor, first)
         _check_shape(operator, declared, tensor, sizes, first)
         anchor = operator.inputs[0].name
@@ -55,17 +52,42 @@ def check_gradients(
     operator: Operator, gradients: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]
 ) -> None:
     """Hold the output gradients of a backward call against the outputs' declaration."""
-    x = tensors[0]
     for declared, gradient in zip(operator.outputs, gradients, strict=True):
-        name = f"gradient of {declared.name}"
-        shape = output_shape(operator, declared, tensors)
-        if tuple(gradient.shape) != shape:
-            raise _error(operator, name, f"{list(shape)}", f"{list(gradient.shape)}")
-        dtype = output_dtype(operator, declared, tensors)
-        if gradient.dtype != dtype:
-            raise _error(operator, name, dtype_name(dtype), dtype_name(gradient.dtype))
-        if gradient.device != x.device:
-            raise _error(operator, name, f"on {x.device}", str(gradient.device))
+        _check_result(operator, declared, f"gradient of {declared.name}", gradient, tensors)
+
+
+def check_saved(
+    operator: Operator, saved: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]
+) -> None:
+    """Hold saved state, which hooks may have changed, against its declaration."""
+    for declared, tensor in zip(operator.saved, saved, strict=True):
+        _check_result(operator, declared, declared.name, tensor, tensors)
+
+
+def _check_result(
+    operator: Operator,
+    declared: Tensor,
+    name: str,
+    tensor: torch.Tensor,
+    tensors: Sequence[torch.Tensor],
+) -> None:
+    """Hold a tensor against the shape and dtype that these inputs give to a result."""
+    _check_dense(operator, name, tensor)
+    shape = output_shape(operator, declared, tensors)
+    if tuple(tensor.shape) != shape:
+        raise _error(operator, name, f"{list(shape)}", f"{list(tensor.shape)}")
+    dtype = output_dtype(operator, declared, tensors)
+    if tensor.dtype != dtype:
+        raise _error(operator, name, dtype_name(dtype), dtype_name(tensor.dtype))
+    if tensor.device != tensors[0].device:
+        raise _error(operator, name, f"on {tensors[0].device}", str(tensor.device))
+
+
+def _check_dense(operator: Operator, name: str, tensor: torch.Tensor) -> None:
+    if tensor.layout != torch.strided:
+        raise _error(operator, name, "a dense tensor", str(tensor.layout))
+    if tensor.is_nested:
+        raise _error(operator, name, "a dense tensor", "a nested tensor")
 
 
 def output_shape(

@@ -60,7 +60,8 @@ def use_backend(name: str) -> Iterator[None]:
     """Run the operators called inside the block on one backend, and on no other.
 
     The request covers the backward pass of these calls too, whichever thread runs it. A compiled
-    function is compiled once for each request it meets.
+    function is compiled once for each request it meets, and meets that of its thread: open the
+    block in the thread that calls it, and let no coroutine of that thread hold another open.
 
     Args:
         name: "golden", "triton", "cuda" or another backend the operators declare; "auto"

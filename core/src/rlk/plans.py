@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from rlk import dispatch
-from rlk.arguments import check_gradients, check_tensors, output_shape
+from rlk.arguments import check_gradients, check_saved, check_tensors, output_shape
 from rlk.errors import BackendError
 from rlk.launch import operator_call
 from rlk.operator import Backend, Operator
@@ -91,6 +91,7 @@ def plan_backward(
     gradients, inputs = operator.split_backward(tensors)
     sizes = check_tensors(operator, inputs)
     check_gradients(operator, gradients, inputs)
+    check_saved(operator, tensors[len(gradients) + len(inputs) :], inputs)
     if sizes.get("T", 1) == 0 or inputs[0].numel() == 0 or not any(needs):
         return lambda tensors, scalars: empty_gradients(operator, tensors, needs)
     choice = dispatch.choose(operator, inputs[0].device, requested)

@@ -106,6 +106,7 @@ def is_plain(tensors: Sequence[Any]) -> bool:
         torch._C._len_torch_dispatch_stack() == 0
         and torch._C._len_torch_function_stack() == 0
         and torch._C._functorch.peek_interpreter_stack() is None
+        and torch._C._get_tracing_state() is None  # of torch.jit.trace
     )
 
 

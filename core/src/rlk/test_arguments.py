@@ -205,6 +205,7 @@ FITTING = (torch.zeros(2, 3, 4), torch.zeros(2, 3, 5))
         (1, torch.zeros(2, 3, 4), "gradient of norm must be [2, 3, 5], got [2, 3, 4]"),
         (0, FITTING[0].half(), "gradient of y must be float32, got float16"),
         (1, FITTING[1].to("meta"), "gradient of norm must be on cpu, got meta"),
+        (0, FITTING[0].to_sparse(), "gradient of y must be a dense tensor, got torch.sparse_coo"),
     ],
 )
 def test_check_gradients_wrong_one_is_refused_by_name(place, gradient, message):

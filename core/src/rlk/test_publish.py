@@ -185,6 +185,14 @@ def test_call_plain_tensors_go_around_the_dispatcher_and_modes_do_not():
     assert_same_bits(heard, *published((x, weight), SCALARS))
 
 
+def test_call_traced_by_jit_records_the_operator():
+    x, weight = (t.detach() for t in inputs(2, 4))
+    assert is_plain((x, weight))
+    traced = torch.jit.trace(lambda a: published((a, weight), SCALARS)[0], (x,))
+    assert "rlk::tiny_publish" in str(traced.graph)
+    assert_same_bits(traced(2 * x), *published((2 * x, weight), SCALARS))
+
+
 def test_call_subclass_is_served_through_the_dispatcher():
     class Named(torch.Tensor):
         pass

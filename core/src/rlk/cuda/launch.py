@@ -131,7 +131,6 @@ class KernelModule(ModuleType):
         ]
         results = operator.outputs + operator.saved
         self._results = [_result(operator, tensor, symbols) for tensor in results]
-        self._saved = self._results[len(operator.outputs) :]
         self._codes = [
             (position, {choice: code for code, choice in enumerate(scalar.choices)})
             for position, scalar in enumerate(operator.scalars)
@@ -212,7 +211,6 @@ class KernelModule(ModuleType):
         loaded, device = self._load_for(inputs[0])
         read = operator.outputs + operator.inputs + operator.saved
         constants = self._constants(read, rows, inputs, device)
-        self._check_saved(rows[start + len(inputs) :], inputs)
         place = inputs[0].device
         differentiable = [p for p in zip(operator.inputs, inputs, strict=True) if p[0].gradient]
         empties = [
@@ -317,17 +315,6 @@ class KernelModule(ModuleType):
         for position, codes in self._codes:
             coded[position] = codes[coded[position]]
         return coded
-
-    def _check_saved(self, saved: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> None:
-        """Hold saved state against the declaration: a kernel would read beyond a smaller one."""
-        sizes = self._call_sizes(inputs)
-        for expected, tensor in zip(self._saved, saved, strict=True):
-            shape, dtype = [sizes[i] for i in expected.axes], expected.dtype_for(inputs)
-            if list(tensor.shape) != shape or tensor.dtype != dtype:
-                raise ArgumentError(
-                    f"{self.operator.name}: {expected.name} must be {shape} {dtype}, "
-                    f"got {list(tensor.shape)} {tensor.dtype}"
-                )
 
     def _report(
         self, loaded: _Loaded, status: int, direction: str, call: tuple[str, str] | None

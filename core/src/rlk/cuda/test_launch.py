@@ -142,19 +142,6 @@ def test_calls_in_a_trace_name_kernel_and_binary(host):
     ]
 
 
-@pytest.mark.parametrize(
-    ("saved", "actual"),
-    [
-        (torch.ones(1), r"\[1\] torch.float32"),
-        (torch.ones(2, dtype=torch.float16), r"\[2\] torch.float16"),
-    ],
-)
-def test_backward_saved_state_that_does_not_fit_is_refused(host, saved, actual):
-    x = torch.ones(2, 3)
-    with pytest.raises(ArgumentError, match=rf"first must be \[2\] torch.float32, got {actual}"):
-        host.backward(x, x, WEIGHT, saved, needs=frozenset(), shift=0.0, mode="plain")
-
-
 def test_forward_negated_view_is_refused(host):
     negated = torch.complex(torch.ones(2, 3), torch.ones(2, 3)).conj().imag
     with pytest.raises(ArgumentError, match="demo: x must be a plain tensor .* a negated view"):

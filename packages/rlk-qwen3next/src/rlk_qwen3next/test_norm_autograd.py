@@ -9,7 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 from rlk import trace, use_backend
 from rlk.compare import assert_same_bits
-from rlk.errors import GradientError
+from rlk.errors import ArgumentError, GradientError
 
 ONCE = (
     "{}: the derivative must be of first order, got a second differentiation; "
@@ -45,6 +45,15 @@ def test_backward_operator_returns_only_what_is_needed(norm, backend):
         assert_same_bits(results[position], whole[position], name)
         others = [t.shape for other, t in enumerate(results) if other != position]
         assert others == [(0,)] * len(others)
+
+
+@pytest.mark.parametrize(("change", "got"), [(lambda r: r[:1], "[1]"), (torch.Tensor.double, "")])
+def test_backward_saved_state_that_does_not_fit_is_refused(norm, backend, change, got):
+    batch = norm.batch()
+    _, rstd = norm.forward(batch, backend)
+    with pytest.raises(ArgumentError, match="rstd must be ") as caught:
+        norm.backward(batch, change(rstd), backend)
+    assert str(caught.value).endswith(f"got {got or 'float64'}")
 
 
 def test_backend_computes_only_what_is_needed(norm, backend):
