@@ -145,6 +145,7 @@ def test_patch_sites_that_cannot_be_computed_are_left_alone_with_the_reason(mode
     layers[2].input_layernorm.forward = lambda x: x
     layers[2].post_attention_layernorm.bias = torch.nn.Parameter(torch.zeros(64))
     layers[0].linear_attn.norm.activation = "gelu"
+    del layers[1].post_attention_layernorm.eps
     model.extra = torch.nn.LayerNorm(4)
     before = {path: type(module) for path, module in model.named_modules()}
     report = patch(model)
@@ -157,9 +158,10 @@ def test_patch_sites_that_cannot_be_computed_are_left_alone_with_the_reason(mode
         "model.layers.2.post_attention_layernorm": "it has a bias",
         "model.layers.0.linear_attn.norm": "rms_norm_gated: activation must be one of silu, "
         "sigmoid, swish, got 'gelu'",
+        "model.layers.1.post_attention_layernorm": "it has no eps",
         "extra": "rlk_qwen3next has no replacement for a class of torch.nn.modules.normalization",
     }
-    assert len(report.changed) == SITES - 5
+    assert len(report.changed) == SITES - 6
     assert f"left alone: {reasons['extra']}" in str(report)
     after = {path: type(module) for path, module in model.named_modules()}
     assert {path for path in before if before[path] is after[path] and path in reasons} == set(

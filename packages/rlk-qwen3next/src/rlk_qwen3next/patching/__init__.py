@@ -58,9 +58,9 @@ def _exchange(name: str, model: nn.Module, to_ours: bool) -> PatchReport:
             f"{name}: model must hold a norm of Qwen3-Next, got {type(model).__name__} without one"
         )
     reasons = [obstacle(module, pair, to_ours) for _, module, pair in sites]
-    described = []
-    for (path, module, pair), reason in zip(sites, reasons, strict=True):
-        described.append(PatchSite.of(path, module, pair, reason))
+    described = [PatchSite.of(*site, r) for site, r in zip(sites, reasons, strict=True)]
+    # Nothing above changes a model: an error leaves it whole.
+    for (_, module, pair), reason in zip(sites, reasons, strict=True):
         if pair is not None and reason is None:
             change_class(module, pair, to_ours)
     return PatchReport(

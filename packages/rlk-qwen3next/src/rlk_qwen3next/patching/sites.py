@@ -29,8 +29,8 @@ class Replacement:
     eps_name: str  # the attribute that holds it
 
     def scalars(self, module: nn.Module) -> dict[str, Any]:
-        """eps, and the activation where there is a gate, as the module says them."""
-        found: dict[str, Any] = {"eps": getattr(module, self.eps_name)}
+        """eps, or None, and the activation where there is a gate, as in the module."""
+        found: dict[str, Any] = {"eps": getattr(module, self.eps_name, None)}
         default = getattr(self.ours, "activation", None)
         activation = getattr(module, "activation", default)
         if activation is not None:
@@ -121,6 +121,8 @@ def _uncomputable(module: nn.Module, pair: Replacement) -> str | None:
         return "it has no weight"
     if getattr(module, "bias", None) is not None:
         return "it has a bias"
+    if getattr(module, pair.eps_name, None) is None:
+        return f"it has no {pair.eps_name}"
     try:
         pair.module(1, **pair.scalars(module))
     except ArgumentError as error:
