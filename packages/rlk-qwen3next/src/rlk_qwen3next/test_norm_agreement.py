@@ -96,3 +96,19 @@ def test_dweight_upstream_of_one_kind_agrees_in_every_byte(norm, dtype, kind):
     for name, tensor in golden.items():
         assert_same_bits(triton[name], tensor, name)
     assert golden["dweight"].count_nonzero() > 0
+
+
+def underflowing(norm, n):
+    """Rows whose squares underflow with eps 0, so that rstd is Inf; their dx is Inf, not NaN."""
+    batch = norm.batch("float32", rows=3, n=n, scalars={**norm.batch().scalars, "eps": 0.0})
+    ones = {name: torch.ones_like(tensor) for name, tensor in batch.inputs.items()}
+    inputs = {**ones, "x": torch.full_like(batch.inputs["x"], 1e-30)}
+    return replace(batch, inputs=inputs, upstream={"y": torch.ones_like(inputs["x"])})
+
+
+@pytest.mark.parametrize("n", [5, 256, 264])
+def test_padding_of_a_row_with_infinite_rstd_counts_nowhere(norm, n):
+    batch = underflowing(norm, n)
+    assert_agree(norm, batch)
+    dx = norm.results(batch, "golden")["dx"]
+    assert bool((dx == -torch.inf).all())

@@ -6,6 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+from rlk.compare import assert_same_bits
+from rlk_qwen3next.test_norm_agreement import underflowing
 from rlk_qwen3next.test_norm_gpu_batches import BACKENDS, assert_equal_bits, random_batch
 
 pytestmark = [
@@ -101,6 +103,21 @@ def test_gradients_of_an_expanded_upstream_equal_those_of_its_copy(norm, n, back
         expected = norm.results(replace(batch, upstream={"y": expanded.contiguous()}), backend)
         assert_results(norm.results(replace(batch, upstream={"y": expanded}), backend),
                        expected, str(expanded.stride()))  # fmt: skip
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("n", [5, 96, 264, 2056, 8200])
+def test_padding_of_a_row_with_infinite_rstd_counts_nowhere(norm, n, backend):
+    batch = underflowing(norm, n)
+    expected = norm.results(batch, "golden")
+    there = replace(
+        batch,
+        inputs={name: t.cuda() for name, t in batch.inputs.items()},
+        upstream={"y": batch.upstream["y"].cuda()},
+    )
+    for layout in (torch.Tensor.contiguous, spread):
+        for name, tensor in norm.results(arranged(there, layout), backend).items():
+            assert_same_bits(tensor.cpu(), expected[name], f"{name} {layout.__name__}")
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -90,12 +90,14 @@ struct Partials {
 // The sums of a thread's columns: the first level in registers, the deeper in shared memory.
 template <int COLUMNS> struct ColumnSums {
     double level[COLUMNS];
-    double* deeper;  // [LEVELS][COLUMNS][threads], this thread's; the first is for `merge`
+    double* deeper;  // [LEVELS][COLUMNS][threads], this thread's; the last is for `merge` alone
     int threads;
     bool spread;  // the last terms spread over levels: the next ones are not tried on one
 
     // What a block of `threads` needs in shared memory.
-    __host__ __device__ static int doubles(int threads) { return COLUMNS * LEVELS * threads; }
+    __host__ __device__ static constexpr int doubles(int threads, bool merges) {
+        return COLUMNS * (merges ? LEVELS : LEVELS - 1) * threads;
+    }
 
     __device__ __forceinline__ void clear(double* shared, int block_threads) {
         threads = block_threads;
@@ -103,7 +105,7 @@ template <int COLUMNS> struct ColumnSums {
         deeper = shared + threadIdx.x;
 #pragma unroll
         for (int i = 0; i < COLUMNS; ++i) level[i] = 0.0;
-        for (int i = COLUMNS; i < LEVELS * COLUMNS; ++i) deeper[i * threads] = 0.0;
+        for (int i = 0; i < (LEVELS - 1) * COLUMNS; ++i) deeper[i * threads] = 0.0;
     }
     // Terms of a few rows; one branch for all, so that their additions overlap.
     template <int ROWS>
@@ -174,7 +176,10 @@ template <int COLUMNS> struct ColumnSums {
         return true;
     }
     __device__ __forceinline__ double& at(int d, int i) const {
-        return deeper[(d * COLUMNS + i) * threads];
+        return deeper[(slot(d) * COLUMNS + i) * threads];
+    }
+    __device__ __forceinline__ static constexpr int slot(int d) {
+        return d == 0 ? LEVELS - 1 : d - 1;
     }
     __device__ __forceinline__ static void count_specials(const float (&terms)[COLUMNS],
                                                           ExactState state, long long column) {
@@ -192,7 +197,7 @@ template <int COLUMNS> struct ColumnSums {
     }
     __device__ __forceinline__ bool is_deep() const {
         bool deep = false;
-        for (int i = COLUMNS; i < LEVELS * COLUMNS; ++i) deep |= deeper[i * threads] != 0.0;
+        for (int i = 0; i < (LEVELS - 1) * COLUMNS; ++i) deep |= deeper[i * threads] != 0.0;
         return deep;
     }
     // At the end, where no other thread of the block has these columns. Whole warps call.
@@ -236,7 +241,7 @@ template <int COLUMNS> struct ColumnSums {
         double total[LEVELS] = {0.0};
         for (int d = 0; d < levels; ++d) {
             for (int thread = 0; thread < threads; thread += LANES) {
-                double rest = sums[d * COLUMNS * threads + thread];
+                double rest = sums[slot(d) * COLUMNS * threads + thread];
 #pragma unroll
                 for (int t = 0; t < LEVELS; ++t) {
                     if (rest != 0.0) total[t] = two_sum(total[t], rest, rest);

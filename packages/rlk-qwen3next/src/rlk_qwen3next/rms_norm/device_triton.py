@@ -23,6 +23,14 @@ def load_chunk(base, row_offsets, row_mask, start, n, stride, CHUNK: tl.constexp
 
 
 @triton.jit
+def load_xhat(x, row_offsets, row_mask, start, n, stride, rstd, CHUNK: tl.constexpr):
+    """x * rstd [R, CHUNK], zero beyond the row, where an infinite rstd would make 0 a NaN."""
+    columns = start + tl.arange(0, CHUNK)
+    values = load_chunk(x, row_offsets, row_mask, start, n, stride, CHUNK)
+    return tl.where((columns < n)[None, :], values * rstd[:, None], 0.0)
+
+
+@triton.jit
 def store_chunk(base, values, row_index, row_mask, start, n, CHUNK: tl.constexpr):
     """Store [R, CHUNK] into a contiguous [T, N] output, rounded once to its dtype."""
     columns = start + tl.arange(0, CHUNK)

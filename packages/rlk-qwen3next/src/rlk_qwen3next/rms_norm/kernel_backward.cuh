@@ -14,9 +14,11 @@ struct BackwardTerms {
     float g[ELEMENTS], xhat[ELEMENTS], contribution[ELEMENTS], dgate[ELEMENTS];
 };
 
-template <bool GATED, typename T>
+// Of `inside` elements, or of all where a row is read by words; the rest is zero, also where rstd
+// is infinite and 0 * rstd would be NaN.
+template <bool GATED, bool VECTOR, typename T>
 __device__ __forceinline__ BackwardTerms backward_terms(const NormArguments<T>& a,
-                                                        const BackwardRow<T>& r,
+                                                        const BackwardRow<T>& r, int inside,
                                                         const float (&weight)[ELEMENTS]) {
     float dy[ELEMENTS], x[ELEMENTS], act[ELEMENTS], derivative[ELEMENTS];
     unpack(r.dy, dy);
@@ -29,7 +31,7 @@ __device__ __forceinline__ BackwardTerms backward_terms(const NormArguments<T>& 
     BackwardTerms t;
 #pragma unroll
     for (int i = 0; i < ELEMENTS; ++i) {
-        t.xhat[i] = multiply(x[i], r.rstd);
+        t.xhat[i] = VECTOR || i < inside ? multiply(x[i], r.rstd) : 0.0f;
         t.g[i] = multiply(dy[i], weight[i]);
         t.contribution[i] = multiply(dy[i], t.xhat[i]);
         if (GATED) {
@@ -93,8 +95,8 @@ __device__ __forceinline__ void first_half(const NormArguments<T>& a,
     float contributions[TURN_ROWS][ELEMENTS];
 #pragma unroll
     for (int u = 0; u < TURN_ROWS; ++u) {
-        const BackwardTerms t = backward_terms<GATED>(a, rows[u], weight);
         const int inside = turns.inside(turn, u, count);
+        const BackwardTerms t = backward_terms<GATED, VECTOR>(a, rows[u], inside, weight);
         if (GATED && a.dgate != nullptr) {
             store<VECTOR>(out.dgate + u * out.apart, inside, t.dgate);
         }
@@ -102,8 +104,7 @@ __device__ __forceinline__ void first_half(const NormArguments<T>& a,
 #pragma unroll
         for (int i = 0; i < ELEMENTS; ++i) {
             g[u][i] = t.g[i];
-            // Beyond the row there is no column: what padding times a NaN of `rstd` gives is none.
-            contributions[u][i] = VECTOR || i < inside ? t.contribution[i] : 0.0f;
+            contributions[u][i] = t.contribution[i];
         }
     }
     if (a.state != nullptr && count > 0) sums.add(contributions, {a.state, a.columns}, column);
@@ -125,7 +126,7 @@ __global__ void __launch_bounds__(NARROW_THREADS, 2) backward_narrow(NormArgumen
     const long long first = (long long)blockIdx.x * GROUPS * TURN_ROWS + threadIdx.x / LANES;
     const Turns turns(a.rows, first, GROUPS, (long long)gridDim.x * GROUPS * TURN_ROWS);
     RowSource<T, GATED, VECTOR, NARROW_THREADS> source(a, turns, column, NARROW_THREADS,
-                                                       shared + sums.doubles(NARROW_THREADS));
+                                                       shared + sums.doubles(NARROW_THREADS, true));
     GradientCursor<T, GATED> out(a, turns, column);
     // Lane 0 has the most turns: a warp takes them together, for its shuffles.
     const int most = __shfl_sync(0xffffffffu, turns.of[0], 0);
@@ -159,7 +160,7 @@ __global__ void __launch_bounds__(THREADS, BLOCKS) backward_wide(NormArguments<T
     const Turns turns(a.rows, (long long)blockIdx.x * TURN_ROWS, 1,
                       (long long)gridDim.x * TURN_ROWS);
     RowSource<T, GATED, VECTOR, THREADS> source(a, turns, column, blockDim.x,
-                                                shared + sums.doubles(blockDim.x));
+                                                shared + sums.doubles(blockDim.x, false));
     GradientCursor<T, GATED> out(a, turns, column);
     chunks.clear();
     for (int turn = 0; turn < turns.of[0]; ++turn) {
@@ -195,7 +196,7 @@ __global__ void __launch_bounds__(WIDE_WARPS * 32) backward_long(NormArguments<T
                 const Turns turns(a.rows, row, 0, a.rows);
                 BackwardRow<T> r[TURN_ROWS];
                 RowByRow<T, GATED, false>(a, turns, column, 0, nullptr).next(0, r);
-                const BackwardTerms t = backward_terms<GATED>(a, r[0], weight);
+                const BackwardTerms t = backward_terms<GATED, false>(a, r[0], count, weight);
                 if (pass == 0) {
                     const float sum = chunk_tree<32>(lane_dot(t.g, t.xhat));
                     if (lane == 0) dots[chunk] = sum;

@@ -18,6 +18,7 @@ from .device_triton import (
     input_gradient,
     inverse_rms,
     load_chunk,
+    load_xhat,
     offset_weight,
     store_chunk,
 )
@@ -52,13 +53,13 @@ def rms_norm_backward(
     if NEED_X:
         for start in range(0, n, CHUNK):
             upstream = load_chunk(dy, row * dy_row, mask, start, n, dy_column, CHUNK)
-            xhat = load_chunk(x, row * x_row, mask, start, n, x_column, CHUNK) * rstd[:, None]
+            xhat = load_xhat(x, row * x_row, mask, start, n, x_column, rstd, CHUNK)
             factor = offset_weight(weight, weight_offset, start, n, weight_column, CHUNK)
             m = m + chunk_dot(upstream * factor[None, :], xhat)
         m = divide(m, tl.zeros([ROWS], tl.float32) + n)
     for start in range(0, n, CHUNK):
         upstream = load_chunk(dy, row * dy_row, mask, start, n, dy_column, CHUNK)
-        xhat = load_chunk(x, row * x_row, mask, start, n, x_column, CHUNK) * rstd[:, None]
+        xhat = load_xhat(x, row * x_row, mask, start, n, x_column, rstd, CHUNK)
         if NEED_X:
             factor = offset_weight(weight, weight_offset, start, n, weight_column, CHUNK)
             gradient = input_gradient(upstream * factor[None, :], xhat, rstd, m)

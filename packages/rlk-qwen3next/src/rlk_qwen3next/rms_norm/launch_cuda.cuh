@@ -14,7 +14,7 @@ template <auto KERNEL> int resident_blocks(int threads, int shared_bytes, int de
     constexpr int DEVICES = 16;
     static std::atomic<int> known[DEVICES][33];
     std::atomic<int>* place = device < DEVICES ? &known[device][threads / 32] : nullptr;
-    if (place != nullptr && *place > 0) return *place;
+    if (place != nullptr && *place != 0) return *place > 0 ? (int)*place : 0;
     int processors = 0, blocks = 0, shared_limit = 0;
     cudaFuncAttributes attributes{};
     cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
@@ -24,15 +24,17 @@ template <auto KERNEL> int resident_blocks(int threads, int shared_bytes, int de
     cudaFuncSetAttribute(KERNEL, cudaFuncAttributeMaxDynamicSharedMemorySize,
                          shared_limit - (int)attributes.sharedSizeBytes);
     cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, KERNEL, threads, shared_bytes);
-    if (place != nullptr) *place = processors * blocks;
-    return processors * blocks;
+    const int resident = processors * blocks;
+    if (place != nullptr) *place = resident > 0 ? resident : -1;
+    return resident;
 }
 
-// A grid that fills the device once: `work` blocks at most, as more would find nothing to do.
+// A grid that fills the device once: `work` blocks at most, as more would find nothing to do; 0 if
+// the device has not the shared memory for one.
 template <auto KERNEL>
 int grid_size(int threads, int shared_bytes, int device, long long work) {
     const int resident = resident_blocks<KERNEL>(threads, shared_bytes, device);
-    return (int)(work < resident || resident == 0 ? (work < 1 ? 1 : work) : resident);
+    return (int)(work < resident ? work : resident);
 }
 
 inline long long ceil_divide(long long a, long long b) { return (a + b - 1) / b; }
@@ -103,8 +105,8 @@ struct BackwardPlan {
 };
 
 template <auto KERNEL, typename Source>
-BackwardPlan plan_backward(int threads, int device, long long work) {
-    const int bytes = ColumnSums<ELEMENTS>::doubles(threads) * (int)sizeof(double) +
+BackwardPlan plan_backward(int threads, bool merges, int device, long long work) {
+    const int bytes = ColumnSums<ELEMENTS>::doubles(threads, merges) * (int)sizeof(double) +
                       Source::bytes(threads);
     return {grid_size<KERNEL>(threads, bytes, device, work), threads, bytes};
 }
@@ -116,7 +118,8 @@ cudaError_t backward_narrow_launch(NormArguments<T> a, int device, cudaStream_t 
     using Source = RowSource<T, GATED, VECTOR, NARROW_THREADS>;
     const int chunks = (int)ceil_divide(a.columns, CHUNK);
     const long long work = ceil_divide(a.rows, NARROW_THREADS / LANES * TURN_ROWS);
-    const BackwardPlan plan = plan_backward<kernel, Source>(NARROW_THREADS, device, work);
+    const BackwardPlan plan = plan_backward<kernel, Source>(NARROW_THREADS, true, device, work);
+    if (plan.blocks == 0) return cudaErrorLaunchOutOfResources;
     // Chunks of a longer row share the device.
     const int blocks = (int)ceil_divide(plan.blocks, chunks);
     if (workspace != nullptr) {
@@ -134,8 +137,9 @@ cudaError_t backward_wide_launch(NormArguments<T> a, int device, cudaStream_t st
                                  long long* workspace) {
     constexpr auto kernel = backward_wide<T, GATED, VECTOR, THREADS, BLOCKS>;
     using Source = RowSource<T, GATED, VECTOR, THREADS>;
-    const BackwardPlan plan = plan_backward<kernel, Source>(wide_threads(a.columns), device,
+    const BackwardPlan plan = plan_backward<kernel, Source>(wide_threads(a.columns), false, device,
                                                             ceil_divide(a.rows, TURN_ROWS));
+    if (plan.blocks == 0) return cudaErrorLaunchOutOfResources;
     if (workspace != nullptr) {
         *workspace = Partials::bytes(plan.blocks, a.columns);
         return cudaSuccess;
@@ -158,6 +162,23 @@ cudaError_t backward_long_launch(NormArguments<T> a, int device, cudaStream_t st
     return backward_narrow_launch<T, GATED, false, 32>(a, device, stream, workspace);
 }
 
+// Rows of at most 8192 columns, read by words or by elements.
+template <typename T, bool GATED, bool VECTOR>
+cudaError_t backward_launch(const NormArguments<T>& a, int device, cudaStream_t stream,
+                            long long* workspace) {
+    constexpr int LANES = VECTOR ? CHUNK / 2 / ELEMENTS : CHUNK / ELEMENTS;
+    if (a.columns <= LANES * ELEMENTS) {
+        return backward_narrow_launch<T, GATED, VECTOR, LANES>(a, device, stream, workspace);
+    }
+    if (a.columns <= CHUNK) {
+        return backward_narrow_launch<T, GATED, VECTOR, 32>(a, device, stream, workspace);
+    }
+    if (a.columns <= 8 * CHUNK) {
+        return backward_wide_launch<T, GATED, VECTOR, 256, 2>(a, device, stream, workspace);
+    }
+    return backward_wide_launch<T, GATED, VECTOR, 1024, 1>(a, device, stream, workspace);
+}
+
 // Run backward, or only say how many bytes of workspace it takes.
 template <typename T, bool GATED>
 cudaError_t norm_backward(const NormArguments<T>& a, int device, cudaStream_t stream,
@@ -171,26 +192,22 @@ cudaError_t norm_backward(const NormArguments<T>& a, int device, cudaStream_t st
         return vector_rows(r.data, r.row_stride, r.column_stride, a.columns, sizeof(T));
     };
     const bool vector = aligned(a.x) && aligned(a.dy) && (!GATED || aligned(a.gate));
-    if (a.columns <= CHUNK) {
-        if (!vector) {
-            return backward_narrow_launch<T, GATED, false, 32>(a, device, stream, workspace);
-        }
-        if (a.columns <= CHUNK / 2) {
-            return backward_narrow_launch<T, GATED, true, 16>(a, device, stream, workspace);
-        }
-        return backward_narrow_launch<T, GATED, true, 32>(a, device, stream, workspace);
-    }
-    if (a.columns <= 8 * CHUNK) {
-        return vector ? backward_wide_launch<T, GATED, true, 256, 2>(a, device, stream, workspace)
-                      : backward_wide_launch<T, GATED, false, 256, 2>(a, device, stream, workspace);
-    }
+    // The last resort of each length needs no more than the 48 KB that every device has.
+    cudaError_t status = cudaErrorLaunchOutOfResources;
     if (a.columns <= WIDE_WARPS * CHUNK) {
-        return vector
-                   ? backward_wide_launch<T, GATED, true, 1024, 1>(a, device, stream, workspace)
-                   : backward_wide_launch<T, GATED, false, 1024, 1>(a, device, stream, workspace);
+        if (vector) status = backward_launch<T, GATED, true>(a, device, stream, workspace);
+        if (status == cudaErrorLaunchOutOfResources) {
+            status = backward_launch<T, GATED, false>(a, device, stream, workspace);
+        }
     }
-    return backward_long_launch<T, GATED>(a, device, stream, workspace);
+    if (status == cudaErrorLaunchOutOfResources) {
+        status = backward_long_launch<T, GATED>(a, device, stream, workspace);
+    }
+    return status;
 }
+
+static_assert(ColumnSums<ELEMENTS>::doubles(NARROW_THREADS, true) * sizeof(double) <= 48 * 1024,
+              "sums of a block without a ring fit every device");
 
 // The operands that both norms have, from the struct of either's forward call.
 template <typename T, typename Call> NormArguments<T> forward_arguments(const Call& a) {
@@ -228,9 +245,13 @@ template <typename T, typename Call> NormArguments<T> backward_arguments(const C
     return n;
 }
 
+// Columns are counted in 32 bits, with room to round up to a chunk.
+constexpr long long MOST_COLUMNS = (1ll << 31) - 1 - CHUNK;
+
 // Run a call on its device; `add_gate(arguments)` fills what only the gated norm has.
 template <bool GATED, typename Call, typename AddGate>
 int run_forward(const Call& a, AddGate add_gate) {
+    if (a.N > MOST_COLUMNS) return cudaErrorInvalidValue;
     DeviceGuard guard(a.device);
     if (guard.error() != cudaSuccess) return guard.error();
     return by_dtype(a.x_dtype, [&](auto zero) {
@@ -243,6 +264,7 @@ int run_forward(const Call& a, AddGate add_gate) {
 
 template <bool GATED, typename Call, typename AddGate>
 int run_backward(const Call& a, AddGate add_gate, long long* workspace) {
+    if (a.N > MOST_COLUMNS) return cudaErrorInvalidValue;
     DeviceGuard guard(a.device);
     if (guard.error() != cudaSuccess) return guard.error();
     return by_dtype(a.x_dtype, [&](auto zero) {

@@ -30,7 +30,8 @@ template <typename T, bool GATED> struct BackwardCursor {
           gate(GATED ? a.gate : a.x, turns.row, column, turns.step),
           dy_apart(turns.apart * a.dy.row_stride), x_apart(turns.apart * a.x.row_stride),
           gate_apart(turns.apart * a.gate.row_stride), rstd_apart(turns.apart * a.rstd_stride),
-          rstd_step(turns.step * a.rstd_stride), rstd(a.rstd + turns.row * a.rstd_stride), turns(turns), count(elements_inside(column, a.columns)) {}
+          rstd_step(turns.step * a.rstd_stride), rstd(a.rstd + turns.row * a.rstd_stride),
+          turns(turns), count(elements_inside(column, a.columns)) {}
     __device__ __forceinline__ void advance() {
         dy.advance();
         x.advance();
@@ -132,7 +133,7 @@ template <typename T, bool GATED, bool VECTOR> struct RowByRow {
             if (GATED) {
                 rows[u].gate = cursor.gate.template load<VECTOR>(inside, u * cursor.gate_apart);
             }
-            rows[u].rstd = turn < cursor.turns.of[u] ? cursor.rstd[u * cursor.rstd_apart] : 0.0f;
+            rows[u].rstd = inside > 0 ? cursor.rstd[u * cursor.rstd_apart] : 0.0f;
         }
         cursor.advance();
     }

@@ -24,6 +24,7 @@ from ..rms_norm.device_triton import (
     input_gradient,
     inverse_rms,
     load_chunk,
+    load_xhat,
     offset_weight,
     store_chunk,
 )
@@ -80,14 +81,14 @@ def rms_norm_gated_backward(
     if NEED_X:
         for start in range(0, n, CHUNK):
             upstream = load_chunk(dy, row * dy_row, mask, start, n, dy_column, CHUNK)
-            xhat = load_chunk(x, row * x_row, mask, start, n, x_column, CHUNK) * rstd[:, None]
+            xhat = load_xhat(x, row * x_row, mask, start, n, x_column, rstd, CHUNK)
             z = load_chunk(gate, row * gate_row, mask, start, n, gate_column, CHUNK)
             factor = offset_weight(weight, weight_offset, start, n, weight_column, CHUNK)
             m = m + chunk_dot(upstream * factor[None, :] * activate(z, SILU), xhat)
         m = divide(m, tl.zeros([ROWS], tl.float32) + n)
     for start in range(0, n, CHUNK):
         upstream = load_chunk(dy, row * dy_row, mask, start, n, dy_column, CHUNK)
-        xhat = load_chunk(x, row * x_row, mask, start, n, x_column, CHUNK) * rstd[:, None]
+        xhat = load_xhat(x, row * x_row, mask, start, n, x_column, rstd, CHUNK)
         z = load_chunk(gate, row * gate_row, mask, start, n, gate_column, CHUNK)
         factor = offset_weight(weight, weight_offset, start, n, weight_column, CHUNK)[None, :]
         act = activate(z, SILU)
