@@ -87,7 +87,8 @@ integration() {
     "$PYTHON" -m pytest -m gpu -n 2 -p no:cacheprovider --durations 5 \
         --junitxml "$OUT/integration.xml" "${files[@]}"
 }
-gates() { "$PYTHON" -m rlk.cli gate --all --tier full --backend "$1" --json "$OUT/gates-$1.json"; }
+gates() { "$PYTHON" -m rlk.cli gate "$2" --tier full --backend "$1" --json "$OUT/gates-$1-$2.json"; }
+operators() { "$PYTHON" -c "from rlk.registry import operators; print(*operators(), sep='\n')"; }
 ptx() { "$PYTHON" tools/check_ptx.py --cuda && "$PYTHON" tools/check_ptx.py --triton; }
 bench() { "$PYTHON" -m rlk.bench --all --json "$OUT/bench.json"; }
 
@@ -98,7 +99,13 @@ if part build build; then
     for name in "${PARTS[@]}"; do
         case $name in
             tests | ptx | integration) part "$name" "$name" & NAMES+=("$name") ;;
-            gates) for b in cuda triton; do part "gates-$b" gates "$b" & NAMES+=("gates-$b"); done ;;
+            gates)
+                for backend in cuda triton; do
+                    for operator in $(operators); do
+                        part "gates-$backend-$operator" gates "$backend" "$operator" &
+                        NAMES+=("gates-$backend-$operator")
+                    done
+                done ;;
             sanitizer)
                 for tool in memcheck racecheck initcheck synccheck; do
                     part "$tool" "$PYTHON" ci/sanitize.py "$tool" &

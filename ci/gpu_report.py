@@ -38,7 +38,7 @@ def lacking(parts: Sequence[str]) -> str | None:
     return None
 
 
-def judge_tests(out: Path, name: str = "tests") -> tuple[bool, str]:
+def judge_tests(out: Path, name: str) -> tuple[bool, str]:
     """Whether tests ran and were skipped for the permitted reason alone."""
     suites = ElementTree.parse(out / f"{name}.xml").getroot()
     cases = list(suites.iter("testcase"))
@@ -53,9 +53,10 @@ def judge_tests(out: Path, name: str = "tests") -> tuple[bool, str]:
     return bool(cases) and not bad and not others and len(skips) < len(cases), text
 
 
-def judge_gates(out: Path, backend: str) -> tuple[bool, str]:
-    """Whether every record passed, by code that says it is this backend on a GPU."""
-    report = json.loads((out / f"gates-{backend}.json").read_text())
+def judge_gates(out: Path, name: str) -> tuple[bool, str]:
+    """Whether every record passed, by code that says it is the backend of the name on a GPU."""
+    backend = name.split("-")[1]
+    report = json.loads((out / f"{name}.json").read_text())
     records = report["records"]
     found = Counter(record["status"] for record in records)
     wrong = [
@@ -70,9 +71,9 @@ def judge_gates(out: Path, backend: str) -> tuple[bool, str]:
     return report["passed"] and not wrong and set(found) == {"passed"}, text
 
 
-def judge_bench(out: Path) -> tuple[bool, str]:
+def judge_bench(out: Path, name: str) -> tuple[bool, str]:
     """Whether our backends were measured at every size; speed itself is for the reader."""
-    document = json.loads((out / "bench.json").read_text())
+    document = json.loads((out / f"{name}.json").read_text())
     sizes = {(row["operator"], row["size"], row["dtype"]) for row in document["rows"]}
     measured = [row["variant"] for row in document["rows"] if "both_ratio" in row]
     complete = bool(sizes) and all(measured.count(b) == len(sizes) for b in ("cuda", "triton"))
@@ -86,11 +87,11 @@ def last_line(out: Path, name: str) -> str:
     return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
 
-JUDGES: dict[str, Callable[[Path], tuple[bool, str]]] = {
+# By the first word of a part's name: gates-cuda-rms_norm is judged as gates.
+JUDGES: dict[str, Callable[[Path, str], tuple[bool, str]]] = {
     "tests": judge_tests,
-    "integration": lambda out: judge_tests(out, "integration"),
-    "gates-cuda": lambda out: judge_gates(out, "cuda"),
-    "gates-triton": lambda out: judge_gates(out, "triton"),
+    "integration": judge_tests,
+    "gates": judge_gates,
     "bench": judge_bench,
 }
 
@@ -102,8 +103,8 @@ def row(out: Path, name: str) -> tuple[bool, str, str, str]:
     except OSError:
         return False, name, "-", "did not finish"
     try:
-        judge = JUDGES.get(name, lambda out: (True, last_line(out, name)))
-        passed, text = judge(out)
+        judge = JUDGES.get(name.split("-")[0], lambda out, name: (True, last_line(out, name)))
+        passed, text = judge(out, name)
     except (OSError, ValueError, KeyError, ElementTree.ParseError) as error:
         passed, text = False, f"{type(error).__name__}: {error}; {last_line(out, name)}"
     if status != "0" and passed:
@@ -115,7 +116,7 @@ def table(out: Path, names: Sequence[str]) -> int:
     """Print a line for each part; 0 if all passed."""
     rows = [row(out, name) for name in names]
     for passed, name, seconds, text in rows:
-        print(f"{'PASS' if passed else 'FAIL'}  {name:<14}{seconds:>5} s  {text[:200]}")
+        print(f"{'PASS' if passed else 'FAIL'}  {name:<36}{seconds:>5} s  {text[:200]}")
     return 0 if all(passed for passed, *_ in rows) else 1
 
 
