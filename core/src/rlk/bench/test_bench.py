@@ -157,7 +157,7 @@ def test_hard_data_of_upstream_gradients_keep_shape_and_dtype():
 def test_variants_without_prior_art_are_ours_and_the_compiled_formula(monkeypatch):
     monkeypatch.setattr(variants, "_ours", lambda operator, name, scalars: name)
     monkeypatch.setattr(variants, "_compiled", lambda operator, scalars: None)
-    found = variants.variants(DEMO, {})
+    found = variants.variants(DEMO, {}, {})
     assert found[:2] == ["cuda", "triton"]
     assert [v.name for v in found[2:]] == ["torch.compile"]
 
