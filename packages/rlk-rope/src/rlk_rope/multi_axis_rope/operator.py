@@ -9,6 +9,12 @@ from rlk.operator import FLOATS, Claim, Limit, Operator, Scalar, Tensor, Workloa
 from . import oracle
 
 
+def _load_triton() -> ModuleType:
+    from . import kernel_triton
+
+    return kernel_triton
+
+
 def _load_golden() -> ModuleType:
     from . import golden
 
@@ -52,7 +58,10 @@ OPERATOR = Operator(
         Workload("key of Qwen3-Next", {"T": 8192, "H": 2, "D": 256, "P": 32}, {"rotary_dim": 64}),
     ),
     oracle=oracle.forward,
-    backends=(backends.golden(_load_golden),),
+    backends=(
+        backends.triton(_load_triton),
+        backends.golden(_load_golden),
+    ),
     row_axes=("B", "S"),
     limits=LIMITS,
     linear=True,
