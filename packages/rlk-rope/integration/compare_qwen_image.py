@@ -3,7 +3,8 @@
 
 `python packages/rlk-rope/integration/compare_qwen_image.py` prints a table. Columns: elements whose
 bits differ; the largest distance in ulp of the element; the same in ulp of the length of the pair,
-as rounding errors of a rotation have the size of its pair, not of a component that nearly cancels.
+as rounding errors of a rotation have the size of its pair, not of a component that nearly cancels;
+elements finite in one result only.
 """
 
 import platform
@@ -113,6 +114,13 @@ def main():
             row(f"FMA pattern: {name}", dtype, found, complex_eager(given, cos, sin), given)
         gradient = diffusers_gradient(x, cos, sin)
         row(f"separate, dx: {name}", x.dtype, gradient, separate(x, cos, -sin), x)
+    # A row of pairs that is no whole number of vectors: PyTorch multiplies the rest one by one.
+    for channels in (8, 62, 126):
+        cos, sin = rope_tables(torch.arange(TOKENS)[:, None], (channels,))
+        x = torch.randn(1, TOKENS, 3, channels, generator=torch.Generator().manual_seed(7))
+        found = diffusers_rotation(x, cos, sin)
+        row(f"separate: D={channels}", x.dtype, found, separate(x, cos, sin), x)
+        row(f"FMA pattern: D={channels}", x.dtype, found, complex_eager(x, cos, sin), x)
 
 
 if __name__ == "__main__":

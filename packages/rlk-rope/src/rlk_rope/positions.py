@@ -31,13 +31,13 @@ def qwen_image_positions(
     fewer image tokens than another is padded at its end with (0, 0, 0), which rotates nothing.
 
     Args:
-        grids: a sample each: a list of (frames, height, width) in patches, or only one of them.
-            This is `img_shapes` of diffusers, but sizes may differ between samples.
+        grids: one entry a sample: the list of its images' (frames, height, width), in patches, or
+            one such triple alone. As `img_shapes` of diffusers, but samples may differ in size.
         text_length: text tokens, any number; or one number a sample, of which the largest counts
             for all, since diffusers gives text padding the positions after the text.
         centred: `scale_rope` of diffusers, True in Qwen-Image.
     Returns:
-        positions: int64 [B, S, 3] on the CPU. One sample's memory if all have the same grids.
+        positions: int64 [B, S, 3] on the CPU; stride 0 along B if all samples have the same grids.
     Raises:
         ArgumentError: a size is no integer or too small; the message names the argument.
     Source: diffusers `QwenEmbedRope`, 0.35.0 and 0.42.1.
