@@ -176,6 +176,9 @@ cudaError_t backward_launch(const NormArguments<T>& a, int device, cudaStream_t 
     if (a.columns <= 8 * CHUNK) {
         return backward_wide_launch<T, GATED, VECTOR, 256, 2>(a, device, stream, workspace);
     }
+    if (a.columns <= 16 * CHUNK) {
+        return backward_wide_launch<T, GATED, VECTOR, 512, 1>(a, device, stream, workspace);
+    }
     return backward_wide_launch<T, GATED, VECTOR, 1024, 1>(a, device, stream, workspace);
 }
 
