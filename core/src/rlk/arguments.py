@@ -43,6 +43,7 @@ def check_tensors(operator: Operator, tensors: Sequence[torch.Tensor]) -> dict[s
         if declared.gradient is None and tensor.requires_grad:
             raise _error(operator, declared.name, "without gradient", "requires_grad=True")
         first[declared.name] = (declared.name, tensor)
+    _check_limits(operator, sizes)
     return sizes
 
 
@@ -149,9 +150,22 @@ def _check_shape(
     sizes.setdefault("T", math.prod(tensor.shape[:leading]))
 
 
+def _check_limits(operator: Operator, sizes: Mapping[str, int]) -> None:
+    for limit in operator.limits:
+        if limit.factor * sizes[limit.symbol] > sizes[limit.most]:
+            name = next(t.name for t in operator.inputs if limit.symbol in t.shape)
+            wanted = f"{limit.factor} * {limit.symbol} <= {limit.most} = {sizes[limit.most]}"
+            got = f"{limit.symbol} = {sizes[limit.symbol]}"
+            raise _error(operator, name, f"such that {wanted}", got)
+
+
 def _check_scalar(operator: Operator, declared: Scalar, value: Any) -> Any:
     if declared.fixed and value != declared.default:
         raise _error(operator, declared.name, repr(declared.default), repr(value))
+    if isinstance(declared.default, bool):
+        if not isinstance(value, bool):
+            raise _error(operator, declared.name, "True or False", repr(value))
+        return value
     if declared.choices:
         value = declared.aliases.get(value, value) if isinstance(value, str) else value
         if value not in declared.choices:

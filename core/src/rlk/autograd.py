@@ -86,8 +86,8 @@ def first_order_only(
     return [next(guarded) if r is not None and r.is_floating_point() else r for r in results]
 
 
-def make_function(execution: "Execution") -> tuple[type[torch.autograd.Function], Any]:
-    """The autograd.Function that runs an operator, and its `apply` for the eager path.
+def make_function(execution: "Execution") -> type[torch.autograd.Function]:
+    """The autograd.Function that runs an operator.
 
     The first argument is the dispatch key set when the dispatcher called, or None on the
     eager path; the rest is the operator's schema.
@@ -128,7 +128,12 @@ def make_function(execution: "Execution") -> tuple[type[torch.autograd.Function]
             return None, *first_order_only(operator.name, finished, tensors), *no_gradients
 
     OperatorFunction.__name__ = OperatorFunction.__qualname__ = operator.name
-    # What `apply` calls once it has looked for transforms of torch.func, at half its cost; the
-    # eager path has looked before.
-    apply_eagerly = super(torch.autograd.Function, OperatorFunction).apply
-    return OperatorFunction, apply_eagerly
+    return OperatorFunction
+
+
+def eager_apply(function: type[torch.autograd.Function]) -> Any:
+    """What `apply` calls once it has looked for transforms of torch.func, at half its cost.
+
+    For the eager path, which has looked before.
+    """
+    return super(torch.autograd.Function, function).apply  # type: ignore[misc]

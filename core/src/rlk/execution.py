@@ -8,8 +8,9 @@ import torch
 
 from rlk import dispatch
 from rlk.arguments import check_scalars, output_dtype, output_shape
-from rlk.autograd import make_function, require_reverse_mode
+from rlk.autograd import eager_apply, make_function, require_reverse_mode
 from rlk.launch import operator_call
+from rlk.linear import make_linear_functions
 from rlk.operator import Operator
 from rlk.plans import Plans, plan_backward, plan_forward
 from rlk.reduce import exact_sum
@@ -27,7 +28,11 @@ class Execution:
         self._differentiable = [i for i, t in enumerate(operator.inputs) if t.gradient]
         self._forwards = Plans(operator, plan_forward)
         self._backwards = Plans(operator, plan_backward)
-        self.function, self.apply_eagerly = make_function(self)
+        if operator.linear:
+            self.function, self.transposed = make_linear_functions(self)
+        else:
+            self.function = make_function(self)
+        self.apply_eagerly = eager_apply(self.function)
 
     def arguments(
         self, tensors: Sequence[Any], scalars: Mapping[str, Any], backend: str | None
@@ -48,6 +53,10 @@ class Execution:
                 if tensor.requires_grad:
                     return self.apply_eagerly(None, *arguments)
         return self.run_forward(arguments)
+
+    def apply(self, arguments: Sequence[Any]) -> tuple[torch.Tensor, ...]:
+        """`call`, by whatever way the tensors ask for."""
+        return self.call(*arguments)
 
     def forward(self, *arguments: Any) -> tuple[torch.Tensor, ...]:
         """Outputs and saved state, computed; `arguments` as the schema lists them."""
@@ -133,6 +142,21 @@ class Execution:
     ) -> tuple[torch.Tensor | None, ...]:
         """The backward of `function`."""
         return self.run_backward(tensors, scalars, needs, requested)
+
+    def transpose(
+        self,
+        tensors: Sequence[torch.Tensor],
+        scalars: Sequence[Any],
+        needs: Sequence[bool],
+        requested: str,
+    ) -> Sequence[torch.Tensor | None]:
+        """The backward of a linear operator, differentiable."""
+        return self.transposed.apply(None, *tensors, *scalars, *needs, requested)
+
+    def transpose_pass(self, keyset: Any, arguments: Any) -> tuple[torch.Tensor | None, ...]:
+        """The forward of `transposed`; `keyset` is None where no dispatcher is listening."""
+        tensors, scalars, needs = self.split_backward(arguments)
+        return self.run_backward(tensors, scalars, needs, arguments[-1])
 
     def round_state(self, state: torch.Tensor, dtype: torch.dtype, requested: str) -> torch.Tensor:
         """An exact state rounded once to the dtype of its parameter."""

@@ -119,7 +119,7 @@ class ClaimedOperator(Frozen, frozen=True):
     """An operator, the scalars the model passes, and its sites."""
 
     name: Name
-    scalars: dict[str, float | str]
+    scalars: dict[str, float | str | bool]
     backends: Backends
     sites: Annotated[tuple[Site, ...], Meta(min_length=1)]
 

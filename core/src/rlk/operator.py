@@ -28,10 +28,10 @@ CLAIM_WORDS = (
 class Tensor:
     """An input, an output or a saved tensor.
 
-    `shape` holds symbols; a leading "..." stands for any number of axes, which core flattens
-    to rows `T` before a backend sees them. `dtype` lists what is accepted: dtype names, or
-    "=x" for the dtype of input `x`. `gradient` is "row" (one per row), "parameter" (an exact sum
-    over rows) or None.
+    `shape` holds symbols; a leading "..." stands for any number of axes, which core brings to
+    the operator's `row_axes` before a backend sees them. `dtype` lists what is accepted: dtype
+    names, or "=x" for the dtype of input `x`. `gradient` is "row" (one per row), "parameter" (an
+    exact sum over rows) or None.
     """
 
     name: str
@@ -41,7 +41,7 @@ class Tensor:
 
     @property
     def has_rows(self) -> bool:
-        """Whether leading axes are flattened to rows."""
+        """Whether it has leading axes, over which rows are counted."""
         return self.shape[:1] == ("...",)
 
 
@@ -49,12 +49,13 @@ class Tensor:
 class Scalar:
     """A scalar argument.
 
-    `also` lists further values, and `choices` all values, that gates judge beside the default.
-    A `fixed` scalar is the operator's own constant, not the caller's.
+    `also` lists further values, and `choices` all values, that gates judge beside the default; a
+    default of True or False makes it a flag. A `fixed` scalar is the operator's own constant, not
+    the caller's.
     """
 
     name: str
-    default: float | str
+    default: float | str | bool
     minimum: float = -math.inf
     also: tuple[float, ...] = ()
     choices: tuple[str, ...] = ()
@@ -96,11 +97,24 @@ class Backend:
 
 
 @dataclass(frozen=True)
+class Limit:
+    """A relation of sizes that a call must fulfil: factor * symbol <= most."""
+
+    factor: int
+    symbol: str
+    most: str
+
+
+@dataclass(frozen=True)
 class Workload:
-    """A size that occurs in a real model: symbol values, and where it comes from."""
+    """A size that occurs in a real model: symbol values, and where it comes from.
+
+    `arguments` are what the public function must be told at this size, beside tensors and scalars.
+    """
 
     site: str
     sizes: Mapping[str, int]
+    arguments: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -114,8 +128,15 @@ class Operator:
             with a gradient: row gradients as tensors, parameter gradients as int64 exact
             state, None for each name missing from `needs`
 
-    with rows flattened to [T, ...]. Both are called only with at least one row. It may also offer
-    `plan_forward` and `plan_backward`, as `rlk.cuda.launch.KernelModule` does.
+    with leading axes brought to `row_axes`: flattened to one by default, or, where kernels need the
+    strides of several, the outer ones flattened or of size 1. Both are called only with at least
+    one row. It may also offer `plan_forward` and `plan_backward`, as
+    `rlk.cuda.launch.KernelModule` does.
+
+    A `linear` operator's outputs are linear in as many first inputs, each in its own, of the same
+    shape and dtype; nothing else takes a gradient. Backward reads no value of them: they are not
+    kept, and it gets the output gradients in their place. Its derivative is forward, so there are
+    derivatives of every order.
     """
 
     name: str
@@ -132,6 +153,11 @@ class Operator:
     oracle: Callable[..., Any]
     backends: tuple[Backend, ...]
     formula: str
+    row_axes: tuple[str, ...] = ("T",)
+    limits: tuple[Limit, ...] = ()
+    linear: bool = False
+    # Sizes of no model at which kernels go wrong, where there is more than one symbol.
+    odd_sizes: tuple[Mapping[str, int], ...] = ()
 
     @property
     def differentiable(self) -> tuple[Tensor, ...]:

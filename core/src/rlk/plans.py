@@ -70,13 +70,14 @@ def plan_forward(operator: Operator, tensors: Sequence[torch.Tensor], requested:
         return lambda tensors, scalars: empty_outputs(operator, tensors)
     results = operator.outputs + operator.saved
     shapes = [output_shape(operator, declared, tensors) for declared in results]
-    rows = [*map(as_rows, operator.inputs, tensors)]
+    rows = as_rows(operator, operator.inputs, tensors)
     if hasattr(choice.module, "plan_forward") and are_views(rows, tensors):
         return choice.module.plan_forward(rows, shapes, (operator.name, "forward"))
     run = _by_rows(operator, choice, "forward", len(results))
 
     def plan(tensors: Sequence[torch.Tensor], scalars: Sequence[Any]) -> tuple[Any, ...]:
-        return tuple(map(from_rows, run(map(as_rows, operator.inputs, tensors), scalars), shapes))
+        results = run(as_rows(operator, operator.inputs, tensors), scalars)
+        return tuple(map(from_rows, results, shapes))
 
     return plan
 
@@ -100,7 +101,7 @@ def plan_backward(
         gradient_shape(*which) if needed else None
         for which, needed in zip(differentiable, needs, strict=True)
     ]
-    rows = [*map(as_rows, read, tensors)]
+    rows = as_rows(operator, read, tensors)
     if hasattr(choice.module, "plan_backward") and are_views(rows, tensors):
         return choice.module.plan_backward(rows, shapes, (operator.name, "backward"))
     names = [declared.name for declared, _ in differentiable]
@@ -108,7 +109,7 @@ def plan_backward(
     run = _by_rows(operator, choice, "backward", len(needs), needs=needed)
 
     def plan(tensors: Sequence[torch.Tensor], scalars: Sequence[Any]) -> tuple[Any, ...]:
-        results = run(map(as_rows, read, tensors), scalars)
+        results = run(as_rows(operator, read, tensors), scalars)
         for name, result in zip(names, results, strict=True):
             if result is None and name in needed:
                 raise _wrong(operator, choice.backend, f"the gradient of {name}", "None")

@@ -18,13 +18,14 @@ from rlk.arguments import check_gradients, check_tensors
 from rlk.autograd import first_order_only, require_autograd, require_reverse_mode
 from rlk.errors import ArgumentError, RlkError
 from rlk.execution import Execution, rounding_backend
+from rlk.linear import require_linear
 from rlk.operator import Operator
 from rlk.reduce import exact_sum
 from rlk.rows import empty_gradients, empty_outputs
 
 _library = torch.library.Library("rlk", "FRAGMENT")
 _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
-_SCHEMA_TYPES = {float: "float", str: "str"}
+_SCHEMA_TYPES = {float: "float", str: "str", bool: "bool"}
 # Every published operator by name.
 PUBLISHED: dict[str, "Published"] = {}
 
@@ -42,15 +43,18 @@ class Published(Execution):
         self, tensors: Sequence[Any], scalars: Mapping[str, Any], backend: str | None = None
     ) -> tuple[torch.Tensor, ...]:
         """The operator's outputs, without its saved state."""
-        arguments = self.arguments(tensors, scalars, backend)
+        return self.apply(self.arguments(tensors, scalars, backend))[: self._outputs]
+
+    def apply(self, arguments: Sequence[Any]) -> tuple[torch.Tensor, ...]:
+        """Plain tensors go straight on, everything else through the dispatcher."""
+        tensors = arguments[: self._inputs]
         if is_plain(tensors):
-            return self.call(*arguments)[: self._outputs]
+            return self.call(*arguments)
         check_tensors(self.operator, tensors)
         if not torch.compiler.is_compiling():
             sharding.register_if_imported()
         results = self.forward_op(*arguments)
-        results = (results,) if isinstance(results, torch.Tensor) else results
-        return tuple(results[: self._outputs])
+        return (results,) if isinstance(results, torch.Tensor) else tuple(results)
 
     def forward_pass(self, keyset: Any, arguments: Sequence[Any]) -> tuple[torch.Tensor, ...]:
         """Through the dispatcher, below autograd, where it called."""
@@ -71,6 +75,25 @@ class Published(Execution):
         results = self.backward_op(*tensors, *scalars, *needs, requested)
         return (results,) if isinstance(results, torch.Tensor) else results
 
+    def transpose(
+        self,
+        tensors: Sequence[torch.Tensor],
+        scalars: Sequence[Any],
+        needs: Sequence[bool],
+        requested: str,
+    ) -> Sequence[torch.Tensor | None]:
+        """Through the dispatcher where it may be listening."""
+        if is_plain(tensors):
+            return super().transpose(tensors, scalars, needs, requested)
+        results = self.backward_op(*tensors, *scalars, *needs, requested)
+        return (results,) if isinstance(results, torch.Tensor) else results
+
+    def transpose_pass(self, keyset: Any, arguments: Any) -> tuple[torch.Tensor | None, ...]:
+        """Through the dispatcher, below autograd, where it called."""
+        if keyset is None:
+            return super().transpose_pass(keyset, arguments)
+        return _below_autograd(self.backward_op, keyset, arguments)
+
     def round_state(self, state: torch.Tensor, dtype: torch.dtype, requested: str) -> torch.Tensor:
         """Through the dispatcher where it may be listening."""
         if is_plain((state,)):
@@ -82,8 +105,10 @@ def publish(operator: Operator) -> Published:
     """Define an operator for torch from its declaration.
 
     Raises:
-        RlkError: torch already has an operator of this name.
+        RlkError: torch already has an operator of this name, or a linear operator is none.
     """
+    if operator.linear:
+        require_linear(operator)
     for name in (operator.name, f"{operator.name}_backward"):
         if hasattr(torch.ops.rlk, name):
             raise RlkError(
@@ -198,11 +223,17 @@ def _autograd_forward(published: Published) -> Callable[..., Any]:
 
 
 def _autograd_backward(published: Published) -> Callable[..., Any]:
+    def linear(keyset: Any, *arguments: Any) -> tuple[torch.Tensor, ...]:
+        gradients = arguments[: len(published.operator.outputs)]
+        if torch.is_grad_enabled() and any(t.requires_grad for t in gradients):
+            return published.transposed.apply(keyset, *arguments)
+        return _below_autograd(published.backward_op, keyset, arguments)
+
     def kernel(keyset: Any, *arguments: Any) -> tuple[torch.Tensor, ...]:
         results = _below_autograd(published.backward_op, keyset, arguments)
         return tuple(first_order_only(published.operator.name, results, arguments))
 
-    return _unwrap_single(kernel)
+    return _unwrap_single(linear if published.operator.linear else kernel)
 
 
 def _round_kernel(state: torch.Tensor, dtype: torch.dtype, backend: str) -> torch.Tensor:

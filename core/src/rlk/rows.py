@@ -10,19 +10,27 @@ from rlk.operator import Operator, Tensor
 from rlk.reduce.exact_sum import STATE_ROWS
 
 
-def as_rows(declared: Tensor, tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor with its leading axes flattened to one, as a view wherever strides allow.
+def as_rows(
+    operator: Operator, declared: Sequence[Tensor], tensors: Sequence[torch.Tensor]
+) -> list[torch.Tensor]:
+    """Tensors with their leading axes brought to `row_axes`, as views wherever strides allow.
 
     Where they do not, the copy is made here, inside the operator: one made in front of it is a
     copy that a compiler may drop.
     """
+    axes = len(operator.row_axes)
+    return [_as_rows(d, t, axes) for d, t in zip(declared, tensors, strict=True)]
+
+
+def _as_rows(declared: Tensor, tensor: torch.Tensor, axes: int) -> torch.Tensor:
     tensor = tensor.detach().resolve_neg()
     if not declared.has_rows:
         return tensor
-    trailing = tensor.shape[tensor.dim() - len(declared.shape) + 1 :]
+    leading = tensor.dim() - len(declared.shape) + 1
+    outer = max(leading - axes + 1, 0)
     # An explicit row count: -1 is ambiguous when a trailing axis is empty.
-    rows = tensor.shape[: tensor.dim() - len(trailing)].numel()
-    return tensor.reshape(rows, *trailing)
+    counted = [tensor.shape[:outer].numel(), *tensor.shape[outer:]]
+    return tensor.reshape(*[1] * (axes - leading - 1), *counted)
 
 
 def are_views(rows: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> bool:

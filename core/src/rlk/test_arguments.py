@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every wrong argument is refused by one sentence that names it."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -14,7 +16,7 @@ from rlk.arguments import (
 )
 from rlk.errors import ArgumentError, RlkError
 from rlk.execution import Execution
-from rlk.operator import FLOATS, Scalar, Tensor
+from rlk.operator import FLOATS, Limit, Scalar, Tensor
 from rlk.test_support import tiny_operator
 
 OPERATOR = tiny_operator(
@@ -172,6 +174,28 @@ def test_check_scalars_accepted_values_have_one_type():
     checked = check_scalars(OPERATOR, given)
     assert checked == {"eps": 0.0, "shift": -largest, "activation": "silu", "offset": 1.0}
     assert {type(v) for v in checked.values()} == {float, str}
+
+
+def test_check_scalars_flag_is_true_or_false_and_nothing_else():
+    declared = replace(OPERATOR, scalars=(Scalar("adjacent", True),))
+    assert check_scalars(declared, {"adjacent": False}) == {"adjacent": False}
+    for value in (1, 0.0, "True", None):
+        with pytest.raises(ArgumentError) as caught:
+            check_scalars(declared, {"adjacent": value})
+        assert str(caught.value) == f"tiny: adjacent must be True or False, got {value!r}"
+
+
+def test_check_tensors_beyond_a_limit_are_refused_by_the_tensor_that_has_the_size():
+    declared = replace(
+        OPERATOR,
+        inputs=(Tensor("x", ("...", "N"), FLOATS), Tensor("table", ("M",), FLOATS)),
+        limits=(Limit(2, "M", "N"),),
+    )
+    x = torch.zeros(3, 8)
+    assert check_tensors(declared, (x, torch.zeros(4)))["M"] == 4
+    with pytest.raises(ArgumentError) as caught:
+        check_tensors(declared, (x, torch.zeros(5)))
+    assert str(caught.value) == "tiny: table must be such that 2 * M <= N = 8, got M = 5"
 
 
 def test_arguments_fixed_scalar_is_supplied_and_cannot_be_set():

@@ -29,7 +29,7 @@ def planning_backend(label):
         module.made.append([tuple(shape) for shape in shapes])
 
         def plan(tensors, scalars):
-            flat = map(as_rows, declared.inputs, tensors)
+            flat = as_rows(declared, declared.inputs, tensors)
             results = module.forward(*flat, factor=scalars[0])
             return tuple(r.reshape(s) for r, s in zip(results, shapes, strict=True))
 
@@ -42,7 +42,9 @@ def planning_backend(label):
 
         def plan(tensors, scalars):
             read = declared.outputs + declared.inputs + declared.saved
-            results = module.backward(*map(as_rows, read, tensors), needs=needs, factor=scalars[0])
+            results = module.backward(
+                *as_rows(declared, read, tensors), needs=needs, factor=scalars[0]
+            )
             return tuple(
                 None if s is None else r.reshape(s) for r, s in zip(results, shapes, strict=True)
             )

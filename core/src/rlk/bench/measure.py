@@ -47,7 +47,7 @@ class Sets:
         def step(i: int) -> Any:
             with torch.set_grad_enabled(gradients):
                 # Detached: what autograd keeps must not outlive the step.
-                return call(*self.inputs[i]).detach()
+                return [t.detach() for t in _outputs(call(*self.inputs[i]))]
 
         return step
 
@@ -56,13 +56,22 @@ class Sets:
     ) -> Callable[[int], Any]:
         """A step that runs backward alone, of forward calls made here."""
         with torch.cuda.stream(stream):
-            outputs = [call(*inputs) for inputs in self.inputs]
+            outputs = [_outputs(call(*inputs)) for inputs in self.inputs]
+            wanted = [_wanted(inputs) for inputs in self.inputs]
             upstream = [[data(dy) if data else dy for dy in u] for u in self.upstream]
 
         def step(i: int) -> Any:
-            return torch.autograd.grad(outputs[i], self.inputs[i], upstream[i], retain_graph=True)
+            return torch.autograd.grad(outputs[i], wanted[i], upstream[i], retain_graph=True)
 
         return step
+
+
+def _outputs(results: Any) -> tuple[torch.Tensor, ...]:
+    return results if isinstance(results, tuple) else (results,)
+
+
+def _wanted(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+    return [t for t in inputs if t.requires_grad]
 
 
 def measure(work: Work) -> list[dict[str, Any]]:
@@ -73,13 +82,14 @@ def measure(work: Work) -> list[dict[str, Any]]:
     sets = Sets(work)
     captures: dict[tuple[str, str], Capture] = {}
     rows = []
-    for variant in variants(work.operator, work.scalars()):
+    hard = bool(work.operator.parameters)
+    for variant in variants(work.operator, work.scalars(), work.arguments):
         row = _row(work, variant)
         rows.append(row)
         if variant.call is None:
             continue
         try:
-            found = _captures(variant.call, sets, least, stream, hard_data=variant.ours)
+            found = _captures(variant.call, sets, least, stream, hard and variant.ours)
             row |= _memory_and_host(variant.call, sets)
         except Exception as error:
             if variant.ours:
@@ -116,10 +126,11 @@ def _memory_and_host(call: Call, sets: Sets) -> dict[str, Any]:
     inputs, upstream = sets.inputs[0], sets.upstream[0]
 
     def train() -> Any:
-        y = call(*inputs)
-        return (y.detach(), *torch.autograd.grad(y, inputs, upstream))
+        y = _outputs(call(*inputs))
+        gradients = torch.autograd.grad(y, _wanted(inputs), upstream)
+        return (*[t.detach() for t in y], *gradients)
 
-    def infer() -> torch.Tensor:
+    def infer() -> Any:
         with torch.no_grad():
             return call(*inputs)
 

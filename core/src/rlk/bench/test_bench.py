@@ -2,6 +2,7 @@
 """What is counted and reported; and the whole run with a clock that stands in for a GPU's."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -36,6 +37,18 @@ def test_work_least_bytes_count_each_input_and_output_once():
     assert WORK.least_bytes("backward") == 5 * rows + 2 * columns
     assert WORK.streams("forward") == (2, 1)
     assert WORK.streams("backward") == (3, 2)
+
+
+def test_work_of_a_linear_operator_reads_no_input_again_for_its_gradient():
+    linear = replace(
+        DEMO,
+        inputs=(DEMO.inputs[0], Tensor("table", ("...", "M"), ("float32",))),
+        linear=True,
+    )
+    work = Work(linear, "", {"T": 1000, "N": 128, "M": 32}, torch.bfloat16)
+    rows, table = 1000 * 128 * 2, 1000 * 32 * 4
+    assert work.least_bytes("forward") == work.least_bytes("backward") == 2 * rows + table
+    assert work.streams("forward") == work.streams("backward") == (1, 1)
 
 
 def test_work_sets_rotate_through_150_megabytes_or_400_sets():
@@ -106,7 +119,7 @@ def on_the_cpu(monkeypatch):
         variants.Variant("absent", "", None, "not installed"),
         variants.Variant("broken", "1", failing),
     ]
-    monkeypatch.setattr(measure, "variants", lambda operator, scalars: taking_part)
+    monkeypatch.setattr(measure, "variants", lambda operator, scalars, arguments: taking_part)
     return few
 
 
@@ -127,7 +140,7 @@ def test_measure_own_backend_that_fails_ends_the_run(on_the_cpu, monkeypatch):
         raise RuntimeError("an illegal memory access was encountered")
 
     broken = [variants.Variant("cuda", "", failing, ours=True)]
-    monkeypatch.setattr(measure, "variants", lambda operator, scalars: broken)
+    monkeypatch.setattr(measure, "variants", lambda operator, scalars, arguments: broken)
     with pytest.raises(RuntimeError, match="illegal memory access"):
         measure.measure(on_the_cpu)
 
@@ -157,7 +170,7 @@ def test_hard_data_of_upstream_gradients_keep_shape_and_dtype():
 def test_variants_without_prior_art_are_ours_and_the_compiled_formula(monkeypatch):
     monkeypatch.setattr(variants, "_ours", lambda operator, name, scalars: name)
     monkeypatch.setattr(variants, "_compiled", lambda operator, scalars: None)
-    found = variants.variants(DEMO, {})
+    found = variants.variants(DEMO, {}, {})
     assert found[:2] == ["cuda", "triton"]
     assert [v.name for v in found[2:]] == ["torch.compile"]
 

@@ -17,7 +17,7 @@ from rlk import dispatch
 from rlk.errors import BackendError, PlatformError
 from rlk.operator import Operator
 
-Call = Callable[..., torch.Tensor]
+Call = Callable[..., torch.Tensor | tuple[torch.Tensor, ...]]
 OURS = ("cuda", "triton")
 
 
@@ -25,7 +25,7 @@ OURS = ("cuda", "triton")
 class Peer:
     """Another library's function of the same formula.
 
-    `make` imports it and returns what maps the operator's inputs to its first output; it raises
+    `make` imports it and returns what maps the operator's inputs to its outputs; it raises
     ImportError where the library is absent.
     """
 
@@ -45,9 +45,11 @@ class Variant:
     ours: bool = False
 
 
-def variants(operator: Operator, scalars: Mapping[str, Any]) -> list[Variant]:
-    """Our backends first, then PyTorch and the peers."""
-    found = [_ours(operator, name, scalars) for name in OURS]
+def variants(
+    operator: Operator, scalars: Mapping[str, Any], arguments: Mapping[str, Any]
+) -> list[Variant]:
+    """Our backends first, then PyTorch and the peers; `arguments` are those of the workload."""
+    found = [_ours(operator, name, {**scalars, **arguments}) for name in OURS]
     found.append(Variant("torch.compile", torch.__version__, _compiled(operator, scalars)))
     return found + [_peer(peer, scalars) for peer in _peers(operator)]
 
@@ -69,9 +71,9 @@ def _compiled(operator: Operator, scalars: Mapping[str, Any]) -> Call:
     """The textbook formula in FP32, rounded once at the end, as a compiler fuses it."""
     fixed = {s.name: s.default for s in operator.scalars}
 
-    def formula(*tensors: torch.Tensor) -> torch.Tensor:
-        result = operator.oracle(*(t.float() for t in tensors), **{**fixed, **scalars})
-        return result[0].to(tensors[0].dtype)
+    def formula(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        results = operator.oracle(*(t.float() for t in tensors), **{**fixed, **scalars})
+        return tuple(t.to(tensors[0].dtype) for t in results[: len(operator.outputs)])
 
     torch._dynamo.reset()
     return torch.compile(formula, dynamic=False, fullgraph=True)

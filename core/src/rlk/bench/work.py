@@ -3,10 +3,12 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
+from rlk.arguments import dtype_name
 from rlk.gates.inputs import default_scalars
 from rlk.operator import Operator, Tensor
 
@@ -24,6 +26,7 @@ class Work:
     site: str
     sizes: Mapping[str, int]
     dtype: torch.dtype
+    arguments: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def label(self) -> str:
@@ -42,20 +45,25 @@ class Work:
 
     def bytes_of(self, tensor: Tensor) -> int:
         """Bytes of a declared tensor."""
-        return math.prod(self.shape(tensor)) * self.dtype.itemsize
+        return math.prod(self.shape(tensor)) * self.dtype_of(tensor).itemsize
+
+    def dtype_of(self, tensor: Tensor) -> torch.dtype:
+        """That of the measurement, unless the declaration has another."""
+        first, narrow = tensor.dtype[0], dtype_name(self.dtype)
+        own = first.startswith("=") or narrow in tensor.dtype
+        return self.dtype if own else getattr(torch, first)
 
     def shape(self, tensor: Tensor) -> list[int]:
         """The shape of a declared tensor, its leading axes flattened."""
         return [self.sizes["T" if symbol == "..." else symbol] for symbol in tensor.shape]
 
     def streams(self, direction: str) -> tuple[int, int]:
-        """How many tensors with rows a direction reads and writes at least."""
-        inputs = sum(t.has_rows for t in self.operator.inputs)
+        """How many tensors with rows and gradients a direction reads and writes at least."""
+        inputs = sum(t.gradient == "row" for t in self.operator.inputs)
         outputs = sum(t.has_rows for t in self.operator.outputs)
         if direction == "forward":
             return inputs, outputs
-        gradients = sum(t.gradient == "row" for t in self.operator.inputs)
-        return outputs + inputs, gradients
+        return outputs if self.operator.linear else outputs + inputs, inputs
 
     def least_bytes(self, direction: str) -> int:
         """Each input read once and each output written once; saved state is not counted."""
@@ -63,7 +71,9 @@ class Work:
         outputs = sum(map(self.bytes_of, self.operator.outputs))
         if direction == "forward":
             return inputs + outputs
-        return outputs + inputs + sum(map(self.bytes_of, self.operator.differentiable))
+        gradients = sum(map(self.bytes_of, self.operator.differentiable))
+        # A linear operator's gradient reads no value of what it is linear in.
+        return outputs + inputs + (0 if self.operator.linear else gradients)
 
     def inputs(self, seed: int, device: str) -> list[torch.Tensor]:
         """Random inputs that take gradients where declared."""
@@ -78,14 +88,14 @@ class Work:
         generator = torch.Generator(device).manual_seed(seed + 10_000)
         return [self._normal(t, generator) for t in self.operator.outputs]
 
-    def scalars(self) -> dict[str, float | str]:
+    def scalars(self) -> dict[str, Any]:
         """What a caller may set, at its default."""
         free = {s.name for s in self.operator.free_scalars}
         return {n: v for n, v in default_scalars(self.operator).items() if n in free}
 
     def _normal(self, tensor: Tensor, generator: torch.Generator) -> torch.Tensor:
         shape, device = self.shape(tensor), generator.device
-        return torch.randn(shape, generator=generator, device=device, dtype=self.dtype)
+        return torch.randn(shape, generator=generator, device=device, dtype=self.dtype_of(tensor))
 
 
 def works(operator: Operator, dtype: torch.dtype, rows: list[int]) -> list[Work]:
@@ -94,5 +104,5 @@ def works(operator: Operator, dtype: torch.dtype, rows: list[int]) -> list[Work]
     for workload in operator.workloads:
         for count in dict.fromkeys([workload.sizes["T"], *rows]):
             sizes = {**workload.sizes, "T": count}
-            found.append(Work(operator, workload.site, sizes, dtype))
+            found.append(Work(operator, workload.site, sizes, dtype, workload.arguments))
     return found

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from rlk.errors import RlkError
-from rlk.gates.inputs import Fixture
+from rlk.gates.inputs import Fixture, smallest_workload
 from rlk.launch import trace
 from rlk.operator import Operator
 
@@ -26,13 +26,13 @@ def run(
     operator: Operator, batch: Fixture, device: torch.device, backend: str, *, grad: bool
 ) -> Results:
     """Call an operator with the defaults of its scalars, backward included where asked."""
-    function = _function(operator)
+    function, arguments = _function(operator), smallest_workload(operator).arguments
     leaves = {
         t.name: batch.inputs[t.name].to(device).requires_grad_(grad and t.gradient is not None)
         for t in operator.inputs
     }
     with trace() as launches, torch.set_grad_enabled(grad):
-        results = function(**leaves, backend=backend)
+        results = function(**leaves, **arguments, backend=backend)
         outputs = results if isinstance(results, tuple) else (results,)
         tensors = dict(zip((t.name for t in operator.outputs), outputs, strict=True))
         if grad:

@@ -18,7 +18,7 @@ from functools import cached_property
 
 from rlk.cuda.toolchain import ABI
 from rlk.errors import BackendError
-from rlk.operator import Operator, Tensor
+from rlk.operator import Operator, Scalar, Tensor
 
 # C type -> code of Python's struct module, which aligns as C does.
 _CODES = {
@@ -52,15 +52,15 @@ class Layout:
         return "\n".join([f"struct {self.name} {{", *lines, "};", size, ""])
 
 
-def axes(tensor: Tensor) -> tuple[str, ...]:
-    """The axes that a kernel sees: leading ones flattened to T."""
-    return ("T", *tensor.shape[1:]) if tensor.has_rows else tensor.shape
+def axes(operator: Operator, tensor: Tensor) -> tuple[str, ...]:
+    """The axes that a kernel sees: leading ones brought to those of rows."""
+    return (*operator.row_axes, *tensor.shape[1:]) if tensor.has_rows else tensor.shape
 
 
 def symbols(operator: Operator) -> tuple[str, ...]:
-    """Every size of a call: T first, then in the order of the inputs."""
-    found = dict.fromkeys(axis for tensor in operator.inputs for axis in axes(tensor))
-    return tuple(sorted(found, key=lambda axis: axis != "T"))
+    """Every size of a call: those of rows first, then in the order of the inputs."""
+    found = dict.fromkeys(axis for tensor in operator.inputs for axis in axes(operator, tensor))
+    return tuple(sorted(found, key=lambda axis: axis not in operator.row_axes))
 
 
 def forward_layout(operator: Operator) -> Layout:
@@ -116,11 +116,11 @@ def _layout(
 ) -> Layout:
     fields = [("const void*", t.name) for t in read]
     fields += [*results, ("void*", "stream")]
-    fields += [("long long", f"{t.name}_stride_{axis}") for t in read for axis in axes(t)]
+    fields += [("long long", f"{t.name}_stride_{axis}") for t in read for axis in axes(operator, t)]
     fields += [("long long", symbol) for symbol in symbols(operator)]
     fields += [("int", f"{t.name}_dtype") for t in operator.inputs]
     fields += [("int", "device")]
-    fields += [("int" if s.choices else "float", s.name) for s in operator.scalars]
+    fields += [("float" if _is_number(s) else "int", s.name) for s in operator.scalars]
     repeated = [name for name, count in Counter(n for _, n in fields).items() if count > 1]
     if repeated:
         raise BackendError(
@@ -133,6 +133,10 @@ def _layout(
 
 def _gradient(output: Tensor) -> Tensor:
     return Tensor(f"d{output.name}", output.shape, output.dtype)
+
+
+def _is_number(scalar: Scalar) -> bool:
+    return not scalar.choices and not isinstance(scalar.default, bool)
 
 
 def _choices(operator: Operator) -> list[str]:

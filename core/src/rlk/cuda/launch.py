@@ -123,9 +123,9 @@ class KernelModule(ModuleType):
         # Where each size of a call is read off: (input, axis).
         self._sizes = [
             next(
-                (position, header.axes(tensor).index(symbol))
+                (position, header.axes(operator, tensor).index(symbol))
                 for position, tensor in enumerate(operator.inputs)
-                if symbol in header.axes(tensor)
+                if symbol in header.axes(operator, tensor)
             )
             for symbol in symbols
         ]
@@ -339,7 +339,7 @@ class KernelModule(ModuleType):
 
 def _result(operator: Operator, tensor: Tensor, symbols: tuple[str, ...]) -> _Result:
     (rule,) = tensor.dtype
-    axes = tuple(symbols.index(axis) for axis in header.axes(tensor))
+    axes = tuple(symbols.index(axis) for axis in header.axes(operator, tensor))
     if rule.startswith("="):
         source = [t.name for t in operator.inputs].index(rule[1:])
         return _Result(tensor.name, axes, None, source)

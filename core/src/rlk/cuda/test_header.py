@@ -7,7 +7,7 @@ import pytest
 
 from rlk.cuda import header
 from rlk.errors import BackendError
-from rlk.operator import Tensor
+from rlk.operator import Scalar, Tensor
 
 
 def test_forward_struct_of_the_demo_has_pointers_first_and_scalars_last(demo):
@@ -58,6 +58,16 @@ def test_struct_with_a_tensor_named_like_another_field_is_refused(demo):
     clash = replace(demo, inputs=(*demo.inputs, Tensor("stream", ("N",), ("=x",))))
     with pytest.raises(BackendError, match="demo: names must be unique .* got stream twice"):
         header.header(clash)
+
+
+def test_struct_of_rows_on_two_axes_has_a_stride_for_each_and_flags_are_ints(demo):
+    scalars = (*demo.scalars, Scalar("adjacent", True))
+    declared = replace(demo, row_axes=("B", "S"), scalars=scalars)
+    fields = header.forward_layout(declared).fields
+    assert [name for kind, name in fields if kind == "long long"] == [
+        "x_stride_B", "x_stride_S", "x_stride_N", "weight_stride_N", "B", "S", "N",
+    ]  # fmt: skip
+    assert fields[-1] == ("int", "adjacent")
 
 
 def test_header_of_a_library_declares_a_shared_struct_once():

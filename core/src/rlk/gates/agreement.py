@@ -13,6 +13,7 @@ from rlk.gates.candidate import Candidate
 from rlk.gates.inputs import (
     VALUES,
     Fixture,
+    edge_sizes,
     fixture,
     label,
     scalar_variants,
@@ -92,8 +93,7 @@ def agreement_inputs(
     lengths = FULL_LENGTHS if tier == "full" else SHORT_LENGTHS
     counts = FULL_ROWS if tier == "full" else SHORT_ROWS
     real = smallest_sizes(operator)
-    shapes = [real] + [dict.fromkeys(real, n) for n in lengths] if len(real) == 1 else [real]
-    for sizes in shapes:
+    for sizes in [real, *edge_sizes(operator, lengths)]:
         for rows in counts:
             for kind, values in VALUES.items():
                 batch = fixture(operator, dtype, rows=rows, sizes=sizes, seed=seed, values=values)

@@ -8,7 +8,6 @@ the operator's `bits_version`.
 import importlib
 import json
 from collections.abc import Iterator, Mapping
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,9 @@ from rlk.gates.inputs import (
     VALUES,
     Fixture,
     default_scalars,
+    edge_sizes,
     fixture,
+    label,
     scalar_variants,
     smallest_sizes,
 )
@@ -56,9 +57,8 @@ def inputs(operator: Operator, dtype: str) -> Iterator[tuple[str, Fixture]]:
     for name, scalars in scalar_variants(operator).items():
         if scalars != default_scalars(operator):
             yield name, batch(scalars=scalars)
-    if len(real) == 1:
-        for symbol, length in product(real, LENGTHS):
-            yield f"{symbol}={length}", batch({symbol: length})
+    for sizes in edge_sizes(operator, LENGTHS):
+        yield label(sizes), batch(sizes)
     if any("float32" in t.dtype for t in operator.parameters):
         yield "float32_parameters", batch(parameter_dtype="float32")
 

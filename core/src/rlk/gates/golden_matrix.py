@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import product
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,14 @@ from rlk.compare import raw_bits
 from rlk.execution import Execution
 from rlk.gates import golden_hashes
 from rlk.gates.candidate import placed
-from rlk.gates.inputs import VALUES, Fixture, default_scalars, fixture
+from rlk.gates.inputs import (
+    VALUES,
+    Fixture,
+    default_scalars,
+    edge_sizes,
+    fixture,
+    smallest_sizes,
+)
 from rlk.operator import Operator
 
 FILE_NAME = "golden_matrix.json"
@@ -42,28 +50,30 @@ Run = Callable[[Fixture], Mapping[str, torch.Tensor]]
 
 @dataclass(frozen=True)
 class Cell:
-    """What is computed together: all data and scalars of one dtype and row length."""
+    """What is computed together: all data and scalars of one dtype and size of a row."""
 
     operator: Operator
     dtype: str
-    length: int
+    sizes: Mapping[str, int]
 
     @property
     def key(self) -> str:
         """The beginning of its keys in the file."""
-        return f"{self.dtype}/{self.length}"
+        return f"{self.dtype}/{'x'.join(map(str, self.sizes.values()))}"
 
 
 def cells(operator: Operator) -> list[Cell]:
     """The whole matrix, longest rows first so that parallel workers finish together."""
-    lengths = sorted((*LENGTHS, LONGEST), reverse=True)
-    return [Cell(operator, dtype, n) for n in lengths for dtype in operator.inputs[0].dtype]
+    every = edge_sizes(operator, (*LENGTHS, LONGEST))
+    if len(every[0]) > 1:
+        every.append(smallest_sizes(operator))
+    every.sort(key=lambda sizes: prod(sizes.values()), reverse=True)
+    return [Cell(operator, dtype, sizes) for sizes in every for dtype in operator.inputs[0].dtype]
 
 
 def batches(cell: Cell) -> Iterator[Fixture]:
     """The inputs of a cell: every kind of data and row count, scalars at their defaults."""
-    counts = LONGEST_ROWS if cell.length == LONGEST else ROWS
-    (symbol,) = {s for t in cell.operator.inputs for s in t.shape} - {"..."}
+    counts = LONGEST_ROWS if LONGEST in cell.sizes.values() else ROWS
     for place, (rows, kind) in enumerate(product(counts, VALUES)):
         # Every other batch has parameters in FP32, as beside BF16 rows in training.
         mixed = place % 2 == 1 and any("float32" in t.dtype for t in cell.operator.parameters)
@@ -71,7 +81,7 @@ def batches(cell: Cell) -> Iterator[Fixture]:
             cell.operator,
             cell.dtype,
             rows=rows,
-            sizes={symbol: cell.length},
+            sizes=cell.sizes,
             seed=SEED + place,
             values=VALUES[kind],
             parameter_dtype="float32" if mixed else None,
@@ -84,8 +94,9 @@ def batches(cell: Cell) -> Iterator[Fixture]:
 def variants(operator: Operator) -> dict[str, dict[str, Any]]:
     """Every combination of the scalars' judged values, by a name."""
     values: dict[str, tuple[float | str, ...]] = {
-        # A number that is 0 by default is absent then: that and one other value are two paths.
-        s.name: s.choices or (s.default, *(s.also[:1] if s.default == 0 else ()))
+        # A number that is 0 by default is absent then: that and one other value are two paths, as
+        # are those of a flag.
+        s.name: s.choices or (s.default, *(s.also[:1] if s.default in (0, True) else ()))
         for s in operator.free_scalars
     }
     varied = [name for name, several in values.items() if len(several) > 1]

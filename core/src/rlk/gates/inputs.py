@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Deterministic inputs for any declared operator, made from its declaration alone."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from rlk.operator import Operator, Tensor
+from rlk.operator import Operator, Tensor, Workload
 
 # Four samples whose lengths share no factor with chunk sizes.
 SAMPLE_LENGTHS = (11, 16, 13, 19)
@@ -50,8 +50,31 @@ def scalar_variants(operator: Operator) -> dict[str, dict[str, Any]]:
 
 def smallest_sizes(operator: Operator) -> dict[str, int]:
     """Symbol values of the operator's smallest real workload, without the row count."""
-    widths = [{s: v for s, v in w.sizes.items() if s != "T"} for w in operator.workloads]
-    return min(widths, key=lambda sizes: sorted(sizes.values()))
+    return without_rows(smallest_workload(operator).sizes)
+
+
+def smallest_workload(operator: Operator) -> Workload:
+    """The real workload with the smallest rows."""
+    return min(operator.workloads, key=lambda w: sorted(without_rows(w.sizes).values()))
+
+
+def without_rows(sizes: Mapping[str, int]) -> dict[str, int]:
+    """Sizes of a row."""
+    return {symbol: value for symbol, value in sizes.items() if symbol != "T"}
+
+
+def edge_sizes(operator: Operator, lengths: Iterable[int]) -> list[dict[str, int]]:
+    """Sizes off those of models: these lengths of a row, or what is declared where rows have axes.
+
+    Rows of several axes have no length that would do for all; every real size belongs to theirs.
+    """
+    symbols = {s for t in operator.inputs for s in t.shape} - {"..."}
+    if len(symbols) == 1:
+        (symbol,) = symbols
+        return [{symbol: length} for length in lengths]
+    smallest = smallest_sizes(operator)
+    others = [without_rows(w.sizes) for w in operator.workloads]
+    return [sizes for sizes in others if sizes != smallest] + [*map(dict, operator.odd_sizes)]
 
 
 def judged_sizes(operator: Operator, tier: str) -> dict[str, dict[str, int]]:
@@ -60,7 +83,7 @@ def judged_sizes(operator: Operator, tier: str) -> dict[str, dict[str, int]]:
     found = {"": smallest}
     if tier == "full":
         for workload in operator.workloads:
-            sizes = {s: v for s, v in workload.sizes.items() if s != "T"}
+            sizes = without_rows(workload.sizes)
             if sizes not in found.values():
                 found[f"{label(sizes)}_"] = sizes
     return found
@@ -90,7 +113,7 @@ def fixture(
         rows: T.
         sizes: value of every other shape symbol.
         seed: of the generator; each tensor has a stream of its own.
-        values: fills row inputs and upstream gradients; normal by default.
+        values: fills inputs with row gradients, and upstream ones; all else is normal.
         scalars: the defaults unless given.
         parameter_dtype: of parameters, where the declaration allows it.
     """
@@ -104,7 +127,8 @@ def fixture(
             made[declared.name] = tensor.to(_dtype(declared, made, dtype, parameter_dtype))
         else:
             wanted = _dtype(declared, made, dtype, None)
-            made[declared.name] = (values or _normal)(generator, shape, wanted).to(wanted)
+            fill = values if values and declared.gradient else _normal
+            made[declared.name] = fill(generator, shape, wanted).to(wanted)
     upstream = {}
     for position, declared in enumerate(operator.outputs):
         generator = torch.Generator().manual_seed(seed * 1009 + 500 + position)

@@ -131,7 +131,9 @@ def _arrangement_records(
 
 def parameter_records(verdict: Verdict) -> list[Record]:
     """Exact parameter gradients of each configuration, and sums over all singletons."""
-    records = []
+    records: list[Record] = []
+    if not verdict.case.operator.parameters:
+        return records
     for prefix, sizes in judged_sizes(verdict.case.operator, verdict.case.tier).items():
         records += _parameter_matrix_records(verdict, sizes, prefix)
     return records

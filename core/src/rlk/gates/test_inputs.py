@@ -4,9 +4,9 @@
 import pytest
 import torch
 
-from rlk.gates.inputs import VALUES, fixture, scalar_variants
+from rlk.gates.inputs import VALUES, edge_sizes, fixture, scalar_variants
 from rlk.gates.invariance import _spread_rows
-from rlk.operator import FLOATS, Scalar
+from rlk.operator import FLOATS, Scalar, Tensor, Workload
 
 SIZES = {"N": 64}
 
@@ -54,6 +54,29 @@ def test_values_decades_leave_squares_finite_in_float32(scale, dtype):
     x = batch(scale, dtype, VALUES["decades"]).inputs["x"].float()
     assert x.square().sum(1).isfinite().all()
     assert x.abs().max() / x.abs().min() > 1e6
+
+
+def test_edge_sizes_of_rows_with_one_axis_are_lengths_and_of_several_those_declared(scale):
+    assert edge_sizes(scale.operator(), (1, 5)) == [{"N": 1}, {"N": 5}]
+    axes = ("...", "H", "D")
+    several = scale.operator(
+        inputs=(Tensor("x", axes, FLOATS, gradient="row"),),
+        workloads=(Workload("a", {"T": 9, "H": 4, "D": 8}), Workload("b", {"H": 2, "D": 8})),
+        odd_sizes=({"H": 1, "D": 3},),
+    )
+    assert edge_sizes(several, (1, 5)) == [{"H": 4, "D": 8}, {"H": 1, "D": 3}]
+
+
+def test_fixture_values_leave_inputs_without_gradient_normal(scale):
+    operator = scale.operator(
+        inputs=(
+            Tensor("x", ("...", "N"), FLOATS, gradient="row"),
+            Tensor("table", ("...", "N"), ("float32",)),
+        )
+    )
+    made = fixture(operator, "float32", rows=33, sizes=SIZES, seed=1, values=VALUES["subnormal"])
+    assert made.inputs["x"].abs().max() < torch.finfo(torch.float32).tiny
+    assert made.inputs["table"].std() > made.inputs["x"].abs().max()
 
 
 def test_scalar_variants_change_one_scalar_at_a_time(scale):

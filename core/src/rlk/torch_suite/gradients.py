@@ -15,6 +15,7 @@ from rlk.compare import assert_same_bits
 from rlk.dispatch import choose
 from rlk.errors import ArgumentError, GradientError
 from rlk.execution import Execution
+from rlk.gates.layout import strided
 from rlk.operator import Backend, Operator
 from rlk.torch_suite.sample import Sample, assert_same_results, sample
 
@@ -118,6 +119,8 @@ class GradientSuite:
 
     def test_second_differentiation_is_refused_for_every_pair(self, device: str) -> None:
         """It would be silently wrong: autograd would take the gradient for a constant."""
+        if self.operator.linear:
+            pytest.skip("needs an operator without second derivatives")
         leaves, gradients = _first_gradients(sample(self.operator, device))
         wanted = (
             f"{self.operator.name}: the derivative must be of first order, got a second "
@@ -128,6 +131,28 @@ class GradientSuite:
                 with pytest.raises(GradientError) as caught:
                     torch.autograd.grad(gradient.sum(), leaf, retain_graph=True)
                 assert str(caught.value) == wanted
+
+    @pytest.mark.parametrize("layout", ["contiguous", "strided"])
+    def test_second_and_third_derivative_of_a_linear_operator_are_its_own(
+        self, device: str, layout: str
+    ) -> None:
+        """The derivative of backward is forward: calls on other values have these bits."""
+        if not self.operator.linear:
+            pytest.skip("needs an operator with second derivatives")
+        arrange = strided if layout == "strided" else torch.Tensor.contiguous
+        made = sample(self.operator, device)
+        first, gradients = _first_gradients(made.map(arrange))
+        upstream = [first[f"d{t.name}"] for t in self.operator.outputs]
+        names = self.operator.differentiable
+        other = sample(self.operator, device, seed=5)
+        given = [arrange(other.batch.inputs[t.name]).requires_grad_() for t in names]
+        second = torch.autograd.grad(gradients, upstream, given, create_graph=True)
+        moved = {t.name: g.detach() for t, g in zip(names, given, strict=True)}
+        moved = {**made.batch.inputs, **moved}
+        expected = made.call(*moved.values())
+        third = torch.autograd.grad(second, given, [t.detach() for t in upstream])
+        for found, wanted in zip((*second, *third), (*expected, *gradients), strict=True):
+            assert_same_bits(found.detach(), wanted.detach(), "derivative of higher order")
 
     @pytest.mark.parametrize("gradients", [False, True])
     def test_vmap_over_rows_is_refused_by_name(self, device: str, gradients: bool) -> None:
