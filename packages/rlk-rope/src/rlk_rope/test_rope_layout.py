@@ -177,15 +177,30 @@ def test_input_of_a_call_is_not_kept_for_its_gradient(rope):
     assert [t.shape for t in saved] == [(B, S, P)] * 2
 
 
-def test_compiled_call_with_shared_tables_has_the_bits_of_eager(rope, interleaved):
+@pytest.mark.parametrize("compiler", ["aot_eager", "inductor"])
+def test_compiled_call_with_shared_tables_has_the_bits_of_eager(rope, interleaved, compiler):
     torch._dynamo.reset()
     x, (cos, sin) = packed(rope.normal(B, S, H, D)), rope.tables(S, P)
     dy = heads_first(rope.normal(B, S, H, D, seed=1))
-    compiled = torch.compile(multi_axis_rope, fullgraph=True, backend="aot_eager")
+    compiled = torch.compile(multi_axis_rope, fullgraph=True, backend=compiler)
     options = {"interleaved": interleaved, "rotary_dim": 2 * P}
     found = rope.run(compiled, x, dy, cos, sin, **options)
     rope.assert_same(found, rope.run(multi_axis_rope, x, dy, cos, sin, **options))
     torch._dynamo.reset()
+
+
+def test_exported_call_with_shared_tables_serves_other_batches(rope):
+    class Turn(torch.nn.Module):
+        def forward(self, x, cos, sin):
+            return multi_axis_rope(x, cos, sin, interleaved=False)
+
+    batch, length = torch.export.Dim("batch"), torch.export.Dim("length")
+    dynamic = ({0: batch, 1: length}, {0: length}, {0: length})
+    example = (rope.normal(B, S, H, D), *rope.tables(S, P))
+    program = torch.export.export(Turn(), example, dynamic_shapes=dynamic)
+    for shape in ((3, 7, H, D), (5, 2, H, D)):
+        given = (rope.normal(*shape), *rope.tables(shape[1], P))
+        assert_same_bits(program.module()(*given), Turn()(*given), "y")
 
 
 def test_operator_declares_no_saved_state_and_no_reduction():

@@ -92,6 +92,12 @@ def forward_ignoring_x_strides(x, *tables, **options):
     return golden.forward(contiguous_strides(x), *tables, **options)
 
 
+def forward_ignoring_the_stride_of_samples(x, *tables, **options):
+    # Within the memory there is: the other sample is read where a contiguous batch has none.
+    moved = x.stride(0) != x.shape[1] * x.stride(1)
+    return golden.forward(x.flip(0) if moved else x, *tables, **options)
+
+
 def backward_ignoring_dy_strides(dy, *tensors, **options):
     return golden.backward(contiguous_strides(dy), *tensors, **options)
 
@@ -159,6 +165,11 @@ FAULTS = [
         {"forward_invariance": "y", "gradient_invariance": "dx"},
     ),
     Fault("x_strides_ignored", planted(forward=forward_ignoring_x_strides), {"layout": "y"}),
+    Fault(
+        "stride_of_samples_ignored",
+        planted(forward=forward_ignoring_the_stride_of_samples),
+        {"layout": "y"},
+    ),
     Fault("dy_strides_ignored", planted(backward=backward_ignoring_dy_strides), {"layout": "dx"}),
     Fault("sin_strides_ignored", turning(rotate_with_strides_of_cos_for_sin), {"layout": "y dx"}),
     Fault("storage_offset_ignored", planted(forward=forward_ignoring_offset), {"layout": "y"}),
