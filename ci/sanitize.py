@@ -14,7 +14,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ import torch
 
 from rlk import interpreter
 from rlk.compare import assert_same_bits
+from rlk.gates.inputs import default_scalars, edge_sizes, fixture, label
 from rlk.operator import FLOATS, Operator
 
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
@@ -44,26 +45,45 @@ class Case:
     name: str
     backend: str
     dtype: str
-    length: int
+    sizes: Mapping[str, int]
     layout: str
     operator: Operator | None = None
+    scalars: Mapping[str, Any] | None = None
 
     def __str__(self) -> str:
-        return f"{self.name} {self.backend} {self.dtype} N={self.length} {self.layout}"
+        return f"{self.name} {self.backend} {self.dtype} {label(self.sizes)} {self.layout}"
 
 
 def cases(operators: list[Operator], backends: tuple[str, ...]) -> Iterator[Case]:
-    """Every kernel in every dtype; a layout of its own for each length, all for some."""
+    """Every kernel in every dtype; a layout and a choice of its own for each size, all for some."""
     layouts = itertools.cycle(("contiguous", "shifted", "strided"))
     for backend, operator in itertools.product(backends, operators):
         lengths = LENGTHS if backend == "cuda" else TRITON_LENGTHS
-        for dtype, length in itertools.product(FLOATS, lengths):
-            # Contiguous always: only there do kernels use 16-byte words.
-            wanted = {"contiguous", next(layouts)} if backend == "cuda" else {next(layouts)}
-            for layout in sorted(wanted):
-                yield Case(operator.name, backend, dtype, length, layout, operator)
+        sizes = edge_sizes(operator, lengths)[-len(lengths) :]
+        choices = chosen(operator)
+        for (at, dtype), (place, size) in itertools.product(enumerate(FLOATS), enumerate(sizes)):
+            choice = choices[(at + place) % len(choices)]
+            for flags in flagged(operator):
+                scalars = {**default_scalars(operator), **flags, **choice}
+                # Contiguous always: only there do kernels use 16-byte words.
+                wanted = {"contiguous", next(layouts)} if backend == "cuda" else {next(layouts)}
+                for layout in sorted(wanted):
+                    yield Case(operator.name, backend, dtype, size, layout, operator, scalars)
     for backend, dtype, length in itertools.product(backends, FLOATS, (1, 300)):
-        yield Case("exact_sum", backend, dtype, length, next(layouts))
+        yield Case("exact_sum", backend, dtype, {"N": length}, next(layouts))
+
+
+def flagged(operator: Operator) -> list[dict[str, bool]]:
+    """Every setting of the flags: kernels of their own."""
+    names = [s.name for s in operator.free_scalars if isinstance(s.default, bool)]
+    settings = itertools.product((True, False), repeat=len(names))
+    return [dict(zip(names, values, strict=True)) for values in settings]
+
+
+def chosen(operator: Operator) -> list[dict[str, str]]:
+    """Every choice of the scalars that name their values."""
+    named = {s.name: s.choices for s in operator.free_scalars if s.choices}
+    return [dict(zip(named, values, strict=True)) for values in itertools.product(*named.values())]
 
 
 def arranged(tensor: torch.Tensor, layout: str, device: str) -> torch.Tensor:
@@ -80,11 +100,10 @@ def arranged(tensor: torch.Tensor, layout: str, device: str) -> torch.Tensor:
 def run_operator(case: Case, operator: Operator, device: str) -> None:
     """Forward and backward with all gradients and with dweight alone."""
     from rlk.execution import Execution
-    from rlk.gates.inputs import fixture
 
-    symbols = {s for t in operator.inputs for s in t.shape} - {"..."}
-    sizes = dict.fromkeys(symbols, case.length)
-    batch = fixture(operator, case.dtype, rows=ROWS, sizes=sizes, seed=case.length)
+    seed = sum(case.sizes.values())
+    options = {"sizes": case.sizes, "scalars": case.scalars}
+    batch = fixture(operator, case.dtype, rows=ROWS, seed=seed, **options)
     execution = Execution(operator)
 
     def results(backend: str, device: str, layout: str) -> list[torch.Tensor]:
@@ -106,14 +125,15 @@ def run_exact_sum(case: Case, device: str) -> None:
     from rlk.reduce import exact_sum
     from rlk.reduce.exact_sum.golden import FORMATS
 
-    generator = torch.Generator().manual_seed(case.length)
-    shape = (700, case.length)
+    length = case.sizes["N"]
+    generator = torch.Generator().manual_seed(length)
+    shape = (700, length)
     scale = torch.randint(-30, 31, shape, generator=generator).float().exp2()
     rows = (torch.randn(shape, generator=generator) * scale).to(getattr(torch, case.dtype))
 
     def results(backend: str, device: str) -> list[torch.Tensor]:
         there = arranged(rows, case.layout, device)
-        empty = torch.zeros(exact_sum.STATE_ROWS, case.length, dtype=torch.int64).to(device)
+        empty = torch.zeros(exact_sum.STATE_ROWS, length, dtype=torch.int64).to(device)
         state = exact_sum.add_rows(empty, there, backend=backend)
         rounded = [exact_sum.round(state, dtype, backend=backend) for dtype in FORMATS]
         return [state, exact_sum.merge(state, empty, backend=backend), *rounded]

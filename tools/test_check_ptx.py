@@ -132,6 +132,13 @@ def test_allowed_opcode_is_green_and_no_other():
     assert violation.instruction.startswith("ex2")
 
 
+def test_fma_where_it_is_forbidden_is_meant_in_functions_of_a_word():
+    exempt = rules.exemptions("// check_ptx: forbid fma except Fused\n")
+    assert exempt == Exemptions(forbid_fma=True, fma_words=("Fused",))
+    assert len(rules.check(GOOD, exempt)) == 1
+    assert rules.check(GOOD.replace("kernel(", "_ZN3rlk4FusedEv("), exempt) == []
+
+
 def test_source_comment_that_forbids_fma_is_read():
     assert rules.exemptions("# check_ptx: forbid fma\n") == Exemptions(forbid_fma=True)
     assert rules.exemptions("# nothing about it\n") == Exemptions()

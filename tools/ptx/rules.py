@@ -27,15 +27,19 @@ PROBE = "probe_kernel"
 
 _INSTRUCTION = re.compile(r"(?:@!?%\w+\s+)?([a-z]\w*(?:(?:\.|::)\w+)*)\s*(.*)", re.DOTALL)
 _FUNCTION = re.compile(r"\.(?:entry|func)\s+(?:\([^)]*\)\s*)?([\w$]+)")
-_DIRECTIVE = re.compile(r"check_ptx: (allow|forbid) ([\w.]+)")
+_DIRECTIVE = re.compile(r"check_ptx: (allow|forbid) ([\w.]+)(?: except (\w+))?")
 
 
 @dataclass(frozen=True)
 class Exemptions:
-    """What a kernel source declares: opcodes that are meant, and whether fma is forbidden."""
+    """What a kernel source declares: opcodes that are meant, and whether fma is forbidden.
+
+    It may be meant all the same in functions that have one of some words in their names.
+    """
 
     allowed: frozenset[str] = frozenset()
     forbid_fma: bool = False
+    fma_words: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -59,11 +63,13 @@ class Function:
 def exemptions(source: str) -> Exemptions:
     """What the comments of a kernel source declare.
 
-    `check_ptx: allow rsqrt.approx.f32` and `check_ptx: forbid fma`.
+    `check_ptx: allow rsqrt.approx.f32`, `check_ptx: forbid fma` and `check_ptx: forbid fma except
+    WORD`, where functions have WORD in their names.
     """
     found = _DIRECTIVE.findall(source)
-    allowed = frozenset(opcode for verb, opcode in found if verb == "allow")
-    return Exemptions(allowed, ("forbid", "fma") in found)
+    allowed = frozenset(opcode for verb, opcode, _ in found if verb == "allow")
+    words = [word for verb, opcode, word in found if (verb, opcode) == ("forbid", "fma")]
+    return Exemptions(allowed, bool(words), tuple(filter(None, words)))
 
 
 def check(ptx: str, exempt: Exemptions = Exemptions()) -> list[Violation]:
@@ -74,7 +80,8 @@ def check(ptx: str, exempt: Exemptions = Exemptions()) -> list[Violation]:
         for line, opcode, operands in function.instructions:
             if opcode in exempt.allowed:
                 continue
-            fma_forbidden = exempt.forbid_fma and PROBE not in function.name
+            meant = any(word in function.name for word in (PROBE, *exempt.fma_words))
+            fma_forbidden = exempt.forbid_fma and not meant
             for message in _faults(opcode, operands, zeros, fma_forbidden):
                 text = f"{opcode} {', '.join(operands)}".strip()
                 found.append(Violation(line, function.name, text, message))

@@ -18,7 +18,8 @@ from typing import Any
 import torch
 
 from rlk import launch
-from rlk.operator import Operator
+from rlk.gates.inputs import edge_sizes, without_rows
+from rlk.operator import Operator, Scalar, Tensor
 
 # Kernels are named in a signature by these words.
 _POINTERS = {
@@ -140,24 +141,32 @@ def _type(value: Any) -> str:
 
 def _inputs(operator: Operator) -> Iterator[list[torch.Tensor]]:
     rules = [tensor.dtype for tensor in operator.inputs]
-    sizes = [dict(w.sizes) for w in operator.workloads]
-    sizes.append(dict.fromkeys(itertools.chain(*(s for s in sizes)), _ODD_SIZE))
+    leading = [1] * (len(operator.row_axes) - 1) + [_ROWS]
+    # One size of no model: nothing divides it.
+    sizes = [without_rows(w.sizes) for w in operator.workloads]
+    sizes += edge_sizes(operator, (_ODD_SIZE,))[-1:]
     for choice, size in itertools.product(itertools.product(*rules), sizes):
         chosen: dict[str, torch.dtype] = {}
         for tensor, rule in zip(operator.inputs, choice, strict=True):
             like = chosen.get(rule.removeprefix("="))
             chosen[tensor.name] = getattr(torch, rule) if like is None else like
         yield [
-            torch.ones(_shape(tensor.shape, size), dtype=chosen[tensor.name])
+            torch.ones(_shape(tensor, size, leading), dtype=chosen[tensor.name])
             for tensor in operator.inputs
         ]
 
 
-def _shape(symbols: tuple[str, ...], sizes: Mapping[str, int]) -> list[int]:
-    return [_ROWS if s in ("...", "T") else sizes[s] for s in symbols]
+def _shape(tensor: Tensor, sizes: Mapping[str, int], leading: list[int]) -> list[int]:
+    trailing = [sizes[s] for s in tensor.shape if s != "..."]
+    return [*leading, *trailing] if tensor.has_rows else trailing
 
 
 def _scalars(operator: Operator) -> list[dict[str, Any]]:
-    values = [s.choices or (s.default,) for s in operator.scalars]
+    values = [s.choices or (s.default, *_other(s)) for s in operator.scalars]
     names = [s.name for s in operator.scalars]
     return [dict(zip(names, chosen, strict=True)) for chosen in itertools.product(*values)]
+
+
+def _other(scalar: Scalar) -> tuple[Any, ...]:
+    """The other value of a flag, which kernels are compiled for."""
+    return scalar.also if isinstance(scalar.default, bool) else ()

@@ -100,9 +100,11 @@ class Work:
 
 def works(operator: Operator, dtype: torch.dtype, rows: list[int]) -> list[Work]:
     """Every declared workload, at its own number of rows and at others."""
-    found = []
+    found: list[Work] = []
     for workload in operator.workloads:
         for count in dict.fromkeys([workload.sizes["T"], *rows]):
             sizes = {**workload.sizes, "T": count}
+            if any(work.sizes == sizes for work in found):
+                continue
             found.append(Work(operator, workload.site, sizes, dtype, workload.arguments))
     return found

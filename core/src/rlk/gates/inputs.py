@@ -72,9 +72,11 @@ def edge_sizes(operator: Operator, lengths: Iterable[int]) -> list[dict[str, int
     if len(symbols) == 1:
         (symbol,) = symbols
         return [{symbol: length} for length in lengths]
-    smallest = smallest_sizes(operator)
-    others = [without_rows(w.sizes) for w in operator.workloads]
-    return [sizes for sizes in others if sizes != smallest] + [*map(dict, operator.odd_sizes)]
+    found = [smallest_sizes(operator)]
+    for sizes in (*(without_rows(w.sizes) for w in operator.workloads), *operator.odd_sizes):
+        if sizes not in found:
+            found.append(dict(sizes))
+    return found[1:]
 
 
 def judged_sizes(operator: Operator, tier: str) -> dict[str, dict[str, int]]:

@@ -12,6 +12,7 @@ from rlk.gates.candidate import Run
 from rlk.gates.inputs import Fixture, fixture, smallest_sizes
 from rlk.gates.record import Record
 from rlk.gates.verdict import Verdict
+from rlk.operator import Operator
 
 # 7: an odd row count, so that no stride is a multiple of a block.
 ROWS = 7
@@ -32,6 +33,13 @@ def transposed(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.dim() < 2:
         return strided(tensor)
     return tensor.transpose(0, -1).contiguous().transpose(0, -1)
+
+
+def swapped(tensor: torch.Tensor) -> torch.Tensor:
+    """First two axes in the other order in memory: no one stride describes both."""
+    if tensor.dim() < 2:
+        return strided(tensor)
+    return tensor.transpose(0, 1).contiguous().transpose(0, 1)
 
 
 def narrow(tensor: torch.Tensor) -> torch.Tensor:
@@ -64,13 +72,18 @@ def layout(verdict: Verdict) -> list[Record]:
     batch = fixture(
         case.operator,
         case.dtype,
-        rows=ROWS,
+        rows=ROWS * len(case.operator.row_axes),
         sizes=smallest_sizes(case.operator),
         seed=case.seed,
     )
+    layouts = LAYOUTS
+    if len(case.operator.row_axes) > 1:
+        # Strides of samples and of tokens are two.
+        layouts = {**LAYOUTS, "swapped": swapped}
+        batch = _in_samples(case.operator, batch)
     expected = verdict.candidate.run_fixture(batch)
     records = []
-    for name, rearrange in LAYOUTS.items():
+    for name, rearrange in layouts.items():
         inputs = _rearranged(batch.inputs, rearrange)
         moved = Fixture(inputs, batch.upstream, batch.scalars)
         records += _compare(verdict, moved, expected, f"{name}_inputs")
@@ -79,6 +92,16 @@ def layout(verdict: Verdict) -> list[Record]:
         records += _compare(verdict, moved, expected, f"{name}_gradient")
     records += _expanded(verdict, batch)
     return records + _ownership(verdict, batch)
+
+
+def _in_samples(operator: Operator, batch: Fixture) -> Fixture:
+    """The rows of a batch as samples of ROWS."""
+    rows = {t.name for t in operator.inputs if t.has_rows}
+    return replace(
+        batch,
+        inputs={n: t.unflatten(0, (-1, ROWS)) if n in rows else t for n, t in batch.inputs.items()},
+        upstream={n: t.unflatten(0, (-1, ROWS)) for n, t in batch.upstream.items()},
+    )
 
 
 def _rearranged(tensors: Mapping[str, torch.Tensor], rearrange: Layout) -> dict[str, torch.Tensor]:
@@ -119,6 +142,13 @@ def _ownership(verdict: Verdict, batch: Fixture) -> list[Record]:
     operator = verdict.case.operator
     with_rows = {t.name for t in operator.inputs if t.has_rows}
     records = []
+    if len(operator.row_axes) > 1:
+        # Of one sample, so that one row is one token.
+        batch = replace(
+            batch,
+            inputs={n: t[0] if n in with_rows else t for n, t in batch.inputs.items()},
+            upstream={n: t[0] for n, t in batch.upstream.items()},
+        )
     for config, rows in (("one_row", 1), ("all_rows", ROWS)):
         inputs = {n: t[:rows] if n in with_rows else t for n, t in batch.inputs.items()}
         upstream = {n: t[:rows] for n, t in batch.upstream.items()}

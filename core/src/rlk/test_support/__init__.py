@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A tiny operator and a way to install packages, for core's own tests; no part of the wheel."""
+"""What tests of core and of packages share: a tiny operator, faults, installs; not in the wheel."""
 
 from rlk.test_support.packages import install
 from rlk.test_support.tiny import small_integers, tiny_backend, tiny_operator

@@ -13,7 +13,7 @@ import torch
 import rlk_qwen3next
 from rlk import backends, interpreter
 from rlk.reduce import exact_sum
-from rlk_qwen3next.planted_faults.sabotage import Fault, red
+from rlk.test_support.sabotage import Fault, red
 from rlk_qwen3next.rms_norm.operator import OPERATOR
 
 interpreter.enable_without_gpu()

@@ -8,7 +8,7 @@ import torch
 
 from rlk.math import golden as math
 from rlk.math.golden import fma
-from rlk_qwen3next.planted_faults.sabotage import Fault, changed, plant, rebound, red
+from rlk.test_support.sabotage import Fault, changed, plant, rebound, red
 from rlk_qwen3next.qwen3_next_rms_norm.operator import OPERATOR as ZERO_CENTRED
 from rlk_qwen3next.rms_norm import golden as norm
 from rlk_qwen3next.rms_norm_gated import golden

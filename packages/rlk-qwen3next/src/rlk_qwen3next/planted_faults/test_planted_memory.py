@@ -6,7 +6,7 @@ from itertools import count
 import pytest
 import torch
 
-from rlk_qwen3next.planted_faults.sabotage import Fault, changed, plant, rebound, red
+from rlk.test_support.sabotage import Fault, changed, plant, rebound, red
 from rlk_qwen3next.rms_norm import golden as norm
 from rlk_qwen3next.rms_norm_gated import golden
 from rlk_qwen3next.rms_norm_gated.operator import OPERATOR

@@ -7,7 +7,7 @@ import torch
 from rlk.operator import FLOATS
 from rlk.reduce import exact_sum
 from rlk.reduce.row_sum import golden as row_sum
-from rlk_qwen3next.planted_faults.sabotage import Fault, plant, rebound, red
+from rlk.test_support.sabotage import Fault, plant, rebound, red
 from rlk_qwen3next.rms_norm import golden as norm
 from rlk_qwen3next.rms_norm_gated import golden
 from rlk_qwen3next.rms_norm_gated.operator import OPERATOR

@@ -8,7 +8,7 @@ import pytest
 from rlk import backends
 from rlk.launch import record
 from rlk.operator import Backend
-from rlk_qwen3next.planted_faults.sabotage import Fault, plant, rebound, red
+from rlk.test_support.sabotage import Fault, plant, rebound, red
 from rlk_qwen3next.rms_norm_gated import golden
 from rlk_qwen3next.rms_norm_gated.operator import OPERATOR
 

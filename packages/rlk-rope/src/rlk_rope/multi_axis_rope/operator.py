@@ -1,12 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Declaration of multi_axis_rope."""
 
+from pathlib import Path
 from types import ModuleType
 
 from rlk import backends
 from rlk.operator import FLOATS, Claim, Limit, Operator, Scalar, Tensor, Workload
 
 from . import oracle
+
+
+def _load_cuda() -> ModuleType:
+    from rlk.cuda import launch
+
+    return launch.module(OPERATOR, Path(__file__).with_name("kernel_cuda.cu"))
 
 
 def _load_triton() -> ModuleType:
@@ -59,6 +66,7 @@ OPERATOR = Operator(
     ),
     oracle=oracle.forward,
     backends=(
+        backends.cuda(_load_cuda),
         backends.triton(_load_triton),
         backends.golden(_load_golden),
     ),
@@ -71,7 +79,7 @@ OPERATOR = Operator(
         {"H": 3, "D": 7, "P": 2},
         {"H": 5, "D": 24, "P": 12},
         {"H": 9, "D": 48, "P": 16},
-        {"H": 2, "D": 130, "P": 65},
         {"H": 1, "D": 1000, "P": 500},
+        {"H": 2, "D": 130, "P": 65},
     ),
 )

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rotary embeddings on a GPU read tensors by their own strides and offsets, without a copy."""
+
+import pytest
+import torch
+
+from rlk_rope import multi_axis_rope, multi_axis_rope_qk
+from rlk_rope.test_rope_gpu_batches import (
+    BACKENDS,
+    assert_equal_bits,
+    normal,
+    run,
+    run_qk,
+    tables,
+)
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
+]
+
+B, S = 2, 37
+# (H, D, rotary_dim): words and a rest, heads beyond a thread's, odd numbers, one head.
+SIZES = ((24, 128, 128), (2, 256, 64), (5, 48, 32), (3, 130, 130), (1, 24, 24))
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+def empty(*shape, like):
+    return torch.empty(shape, dtype=like.dtype, device=like.device)
+
+
+def packed(x):
+    """One of query, key and value of a fused projection."""
+    return empty(B, S, 3, *x.shape[2:], like=x)[:, :, 1].copy_(x)
+
+
+def heads_first(x):
+    """BSHD view of [B, H, S, D]."""
+    return x.transpose(1, 2).contiguous().transpose(1, 2)
+
+
+def spread(x):
+    """Every other element of the head."""
+    return empty(*x.shape[:-1], 2 * x.shape[-1], like=x)[..., ::2].copy_(x)
+
+
+def columns_first(x):
+    """The head's columns outermost."""
+    return x.permute(3, 0, 1, 2).contiguous().permute(1, 2, 3, 0)
+
+
+def shifted(x):
+    """Contiguous, one element past an aligned address."""
+    return empty(x.numel() + 1, like=x)[1:].view(x.shape).copy_(x)
+
+
+def narrow(x):
+    """A part of wider heads, aligned where D is."""
+    return empty(*x.shape[:-1], x.shape[-1] + 8, like=x)[..., : x.shape[-1]].copy_(x)
+
+
+LAYOUTS = (packed, heads_first, spread, columns_first, shifted, narrow)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("interleaved", [True, False])
+@pytest.mark.parametrize(("heads", "columns", "turned"), SIZES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_results_of_every_layout_equal_those_of_contiguous_tensors(
+    dtype, heads, columns, turned, interleaved, backend
+):
+    x, dy = (normal(B, S, heads, columns, dtype=dtype, seed=seed) for seed in (0, 1))
+    cos, sin = tables(B, S, turned // 2)
+    options = {"interleaved": interleaved, "rotary_dim": turned, "backend": backend}
+    expected = run(x, dy, cos, sin, **options)
+    for layout in LAYOUTS:
+        found = run(layout(x), layout(dy), cos, sin, **options)
+        assert_equal_bits(found, expected, layout.__name__)
+    spread_tables = (
+        torch.stack((cos, sin), -1)[..., 0],
+        torch.cat((sin, sin), -1)[..., : turned // 2],
+    )
+    assert_equal_bits(run(x, dy, *spread_tables, **options), expected, "tables")  # fmt: skip
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("sizes", [(1, S, 24, 128), (B, 1, 24, 128), (B, S, 1, 128), (1, 1, 1, 1)])
+def test_results_of_repeated_tensors_equal_those_of_their_copies(sizes, backend):
+    x, dy = (normal(*sizes, seed=seed).expand(B, S, 24, 128) for seed in (0, 1))
+    cos, sin = tables(S, 64)
+    copies = [t.contiguous() for t in (x, dy)]
+    expected = run(*copies, cos, sin, backend=backend)
+    assert_equal_bits(run(x, dy, cos, sin, backend=backend), expected, str(sizes))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_query_and_key_of_unlike_layouts_equal_two_calls(backend):
+    q, k = normal(B, S, 16, 256), normal(B, S, 2, 256, seed=1)
+    dq, dk = normal(B, S, 16, 256, seed=2), normal(B, S, 2, 256, seed=3)
+    cos, sin = tables(S, 32)
+    options = {"interleaved": False, "rotary_dim": 64, "backend": backend}
+    ones = zip(run(q, dq, cos, sin, **options), run(k, dk, cos, sin, **options), strict=True)
+    expected = [t for pair in ones for t in pair]
+    for layout in LAYOUTS:
+        for made in ((layout(q), k, layout(dq), dk), (q, layout(k), dq, layout(dk))):
+            found = run_qk(*made, cos, sin, **options)
+            assert_equal_bits(found, expected, layout.__name__)
+
+
+def extra_bytes(function):
+    """What a call allocates beyond its results."""
+    function()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    results = function()
+    torch.cuda.synchronize()
+    held = sum(t.untyped_storage().nbytes() for t in results)
+    return torch.cuda.max_memory_allocated() - before - held
+
+
+@pytest.mark.xdist_group("rope_memory")
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("layout", [packed, heads_first, spread, columns_first])
+def test_call_on_a_view_allocates_its_results_and_nothing_else(layout, backend):
+    x, dy = (layout(normal(B, S, 24, 128, seed=seed)) for seed in (0, 1))
+    cos, sin = tables(S, 64)
+    x.requires_grad_()
+
+    def train():
+        y = multi_axis_rope(x, cos, sin, backend=backend)
+        return y.detach(), *torch.autograd.grad(y, x, dy)
+
+    def both():
+        return multi_axis_rope_qk(x.detach(), x.detach()[:, :, :2], cos, sin, backend=backend)
+
+    assert (extra_bytes(train), extra_bytes(both)) == (0, 0)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("columns", [48, 45])
+@pytest.mark.parametrize(
+    ("dtype", "integer", "bits"),
+    [(torch.bfloat16, torch.int16, 0x7F81), (torch.float32, torch.int32, 0x7F800123)],
+)
+def test_columns_that_are_copied_keep_the_bits_of_nan(dtype, integer, bits, columns, backend):
+    x = normal(1, 5, 3, columns, dtype=dtype)
+    x.view(integer)[..., 35] = bits
+    y = multi_axis_rope(x, *tables(5, 16), rotary_dim=32, backend=backend)
+    assert torch.equal(y.view(integer)[..., 32:], x.view(integer)[..., 32:])
