@@ -49,7 +49,8 @@ class Ranks:
             for process in self._processes:
                 process.kill()
             self.close()
-            raise RankFailure("\n".join(failures))
+            # By rank: they answer in any order.
+            raise RankFailure("\n".join(sorted(failures)))
 
     def _ask(self, message: bytes) -> list[str]:
         """The ranks that ended before they could be asked."""
