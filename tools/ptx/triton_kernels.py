@@ -71,8 +71,10 @@ class Recorder:
         values = dict(zip(names, args, strict=False))
         values |= {name: value for name, value in meta.items() if name in names}
         constexprs = {p.name for p in kernel.params if p.is_constexpr}
+        general = {p.name for p in kernel.params if p.do_not_specialize}
         # Triton makes a constant of an integer argument that is 1.
-        constant = {n for n, v in values.items() if n in constexprs or (type(v) is int and v == 1)}
+        ones = {n for n, v in values.items() if type(v) is int and v == 1}
+        constant = (constexprs & set(values)) | (ones - general)
         signature = tuple((n, "constexpr" if n in constant else _type(values[n])) for n in names)
         constants = tuple((n, values[n]) for n in names if n in constant)
         options = tuple(sorted((n, v) for n, v in meta.items() if n not in names))

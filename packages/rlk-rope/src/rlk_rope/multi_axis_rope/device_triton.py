@@ -11,6 +11,8 @@ from rlk.math.device_triton import negate
 TOKENS = 4
 HEADS = 8
 PAIRS = 64
+# Arguments whose values do not decide how memory is read: one kernel serves all of them.
+COUNTS = ("heads", "other_heads", "tokens", "seq")
 
 
 @triton.jit

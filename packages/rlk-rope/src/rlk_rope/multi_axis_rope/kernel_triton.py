@@ -12,11 +12,11 @@ import triton.language as tl
 
 from rlk.launch import launch_triton
 
-from .device_triton import HEADS, PAIRS, TOKENS, turn_heads
+from .device_triton import COUNTS, HEADS, PAIRS, TOKENS, turn_heads
 from .kernel_triton_complex_eager import rope_complex_eager
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 def rope_separate(
     x, y, x_b, x_s, x_h, x_d, heads, other, other_y, o_b, o_s, o_h, o_d, other_heads,
     cos, sin, cos_b, cos_s, cos_p, sin_b, sin_s, sin_p, tokens, seq, columns, pairs,
@@ -36,6 +36,12 @@ def rope_separate(
         )  # fmt: skip
 
 
+def strides(tensor: torch.Tensor) -> list[int]:
+    """Its strides, 0 along axes of one element: no kernel is compiled for what they hold."""
+    *outer, last = zip(tensor.shape, tensor.stride(), strict=True)
+    return [0 if size == 1 else stride for size, stride in outer] + [last[1]]
+
+
 def turn(
     tensors: Sequence[torch.Tensor],
     cos: torch.Tensor,
@@ -49,11 +55,11 @@ def turn(
     batch, seq, _, columns = tensors[0].shape
     parts = []
     for x, y in ((tensors[0], results[0]), (tensors[-1], results[-1])):
-        parts += [x, y, *x.stride(), x.shape[2]]
+        parts += [x, y, *strides(x), x.shape[2]]
     kernel = rope_complex_eager if rounding == "complex_eager" else rope_separate
     launch_triton(
         kernel, (triton.cdiv(batch * seq, TOKENS), len(tensors)),
-        *parts, cos, sin, *cos.stride(), *sin.stride(), batch * seq, seq, columns, cos.shape[-1],
+        *parts, cos, sin, *strides(cos), *strides(sin), batch * seq, seq, columns, cos.shape[-1],
         INVERSE=inverse, INTERLEAVED=interleaved, TOKENS=TOKENS, HEADS=HEADS, PAIRS=PAIRS,
     )  # fmt: skip
     return results

@@ -4,10 +4,10 @@
 import triton
 import triton.language as tl
 
-from .device_triton import turn_heads
+from .device_triton import COUNTS, turn_heads
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 def rope_complex_eager(
     x, y, x_b, x_s, x_h, x_d, heads, other, other_y, o_b, o_s, o_h, o_d, other_heads,
     cos, sin, cos_b, cos_s, cos_p, sin_b, sin_s, sin_p, tokens, seq, columns, pairs,
