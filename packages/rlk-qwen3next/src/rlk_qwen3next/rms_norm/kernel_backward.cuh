@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Backward of the RMS norms: one read of every row, dx, dgate and the exact dweight.
 #pragma once
-#include <type_traits>
-
 #include "rlk/reduce/exact_sum/kernel_combine.cuh"
 #include "rlk_qwen3next/rms_norm/kernel_forward.cuh"
 #include "rlk_qwen3next/rms_norm/row_source.cuh"
