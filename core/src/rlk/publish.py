@@ -53,8 +53,7 @@ class Published(Execution):
         check_tensors(self.operator, tensors)
         if not torch.compiler.is_compiling():
             sharding.register_if_imported()
-        results = self.forward_op(*arguments)
-        return (results,) if isinstance(results, torch.Tensor) else tuple(results)
+        return _all_of(self.forward_op(*arguments))
 
     def forward_pass(self, keyset: Any, arguments: Sequence[Any]) -> tuple[torch.Tensor, ...]:
         """Through the dispatcher, below autograd, where it called."""
@@ -72,8 +71,7 @@ class Published(Execution):
         """Through the dispatcher where it may be listening, whatever the forward found."""
         if is_plain(tensors):
             return self.run_backward(tensors, scalars, needs, requested)
-        results = self.backward_op(*tensors, *scalars, *needs, requested)
-        return (results,) if isinstance(results, torch.Tensor) else results
+        return _all_of(self.backward_op(*tensors, *scalars, *needs, requested))
 
     def transpose(
         self,
@@ -85,8 +83,7 @@ class Published(Execution):
         """Through the dispatcher where it may be listening."""
         if is_plain(tensors):
             return super().transpose(tensors, scalars, needs, requested)
-        results = self.backward_op(*tensors, *scalars, *needs, requested)
-        return (results,) if isinstance(results, torch.Tensor) else results
+        return _all_of(self.backward_op(*tensors, *scalars, *needs, requested))
 
     def transpose_pass(self, keyset: Any, arguments: Any) -> tuple[torch.Tensor | None, ...]:
         """Through the dispatcher, below autograd, where it called."""
@@ -137,7 +134,11 @@ def is_plain(tensors: Sequence[Any]) -> bool:
 
 def _below_autograd(op: Any, keyset: Any, arguments: Sequence[Any]) -> tuple[torch.Tensor, ...]:
     with _AutoDispatchBelowAutograd():
-        results = op.redispatch(keyset & torch._C._after_autograd_keyset, *arguments)
+        return _all_of(op.redispatch(keyset & torch._C._after_autograd_keyset, *arguments))
+
+
+def _all_of(results: Any) -> tuple[torch.Tensor, ...]:
+    """What an operator of torch returns, which for one result is the tensor itself."""
     return (results,) if isinstance(results, torch.Tensor) else tuple(results)
 
 
