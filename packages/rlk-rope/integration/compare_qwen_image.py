@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far the rotation of diffusers is from separately rounded products, on a CPU.
+"""How far the rotation of diffusers is from separately rounded products.
 
-`python packages/rlk-rope/integration/compare_qwen_image.py` prints a table. Columns: elements whose
-bits differ; the largest distance in ulp of the element; the same in ulp of the length of the pair,
-as rounding errors of a rotation have the size of its pair, not of a component that nearly cancels;
-elements finite in one result only.
+`python packages/rlk-rope/integration/compare_qwen_image.py [DEVICE]` prints a table of diffusers on
+that device (cpu if none) beside both roundings on the CPU. Columns: elements whose bits differ; the
+largest distance in ulp of the element; the same in ulp of the length of the pair, as rounding
+errors of a rotation have the size of its pair, not of a component that nearly cancels; elements
+finite in one result only.
 """
 
 import platform
+import sys
 
 import diffusers
 import torch
@@ -21,15 +23,16 @@ TOKENS, HEADS, CHANNELS = 4096 + 77, 4, 128
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-def diffusers_rotation(x, cos, sin):
-    """Their function, complex64 inside."""
-    return apply_rotary_emb_qwen(x, torch.complex(cos, sin), use_real=False)
+def diffusers_rotation(x, cos, sin, device):
+    """Their function on a device, complex64 inside."""
+    angles = torch.complex(cos, sin).to(device)
+    return apply_rotary_emb_qwen(x.to(device), angles, use_real=False).cpu()
 
 
-def diffusers_gradient(dy, cos, sin):
+def diffusers_gradient(dy, cos, sin, device):
     """Their gradient for an upstream gradient dy."""
     x = torch.zeros_like(dy, requires_grad=True)
-    diffusers_rotation(x, cos, sin).backward(dy)
+    diffusers_rotation(x, cos, sin, device).backward(dy)
     return x.grad
 
 
@@ -98,30 +101,36 @@ def row(label, dtype, actual, expected, x):
     print(f"{label:58} {name:9} {differs:9.4%} {distance:11} {at_pair:8.2f} {unequal:8}")
 
 
-def main():
-    """Print the table of this machine."""
+def place(device):
+    """The processor behind a device."""
+    if device == "cpu":
+        return f"{torch.backends.cpu.get_cpu_capability()}, {platform.machine()}"
+    return torch.cuda.get_device_name(device)
+
+
+def main(device="cpu"):
+    """Print the table of a device."""
     cos, sin = rope_tables(qwen_image_positions([[(1, 64, 64)]], TOKENS - 4096)[0])
-    capability = torch.backends.cpu.get_cpu_capability()
-    print(f"torch {torch.__version__}, diffusers {diffusers.__version__}, {capability}, "
-          f"{platform.machine()}; x [1, {TOKENS}, {HEADS}, {CHANNELS}]")  # fmt: skip
+    print(f"torch {torch.__version__}, diffusers {diffusers.__version__}, {place(device)}; "
+          f"x [1, {TOKENS}, {HEADS}, {CHANNELS}]")  # fmt: skip
     print(f"{'diffusers against':58} {'dtype':9} {'differ':>9} {'max ulp':>11} {'at pair':>8} "
           f"{'finiteness':>8}")  # fmt: skip
     for name, x in inputs(cos, sin).items():
         for dtype in DTYPES:
             given = x.to(dtype)
-            found = diffusers_rotation(given, cos, sin)
+            found = diffusers_rotation(given, cos, sin, device)
             row(f"separate: {name}", dtype, found, separate(given, cos, sin), given)
             row(f"FMA pattern: {name}", dtype, found, complex_eager(given, cos, sin), given)
-        gradient = diffusers_gradient(x, cos, sin)
+        gradient = diffusers_gradient(x, cos, sin, device)
         row(f"separate, dx: {name}", x.dtype, gradient, separate(x, cos, -sin), x)
     # A row of pairs that is no whole number of vectors: PyTorch multiplies the rest one by one.
     for channels in (8, 62, 126):
         cos, sin = rope_tables(torch.arange(TOKENS)[:, None], (channels,))
         x = torch.randn(1, TOKENS, 3, channels, generator=torch.Generator().manual_seed(7))
-        found = diffusers_rotation(x, cos, sin)
+        found = diffusers_rotation(x, cos, sin, device)
         row(f"separate: D={channels}", x.dtype, found, separate(x, cos, sin), x)
         row(f"FMA pattern: D={channels}", x.dtype, found, complex_eager(x, cos, sin), x)
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])
