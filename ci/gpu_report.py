@@ -74,7 +74,8 @@ def judge_gates(out: Path, name: str) -> tuple[bool, str]:
 def judge_bench(out: Path, name: str) -> tuple[bool, str]:
     """Whether our backends were measured at every size; speed itself is for the reader."""
     document = json.loads((out / f"{name}.json").read_text())
-    sizes = {(row["operator"], row["size"], row["dtype"]) for row in document["rows"]}
+    keys = ("operator", "size", "layout", "dtype")
+    sizes = {tuple(row[key] for key in keys) for row in document["rows"]}
     measured = [row["variant"] for row in document["rows"] if "both_ratio" in row]
     complete = bool(sizes) and all(measured.count(b) == len(sizes) for b in ("cuda", "triton"))
     text = f"{len(sizes)} sizes, {len(document['rows'])} rows on {document['device']}"

@@ -10,6 +10,7 @@ nothing could be checked. The rules are in tools/ptx/rules.py.
 """
 
 import argparse
+import itertools
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -71,11 +72,10 @@ def triton_texts(names: Sequence[str], archs: Sequence[str]) -> Iterator[Text]:
         triton_kernels.run_operator(operator)
     if not names or EXACT_SUM in names:
         triton_kernels.run_exact_sum()
-    for taken in recorder.launches:
-        for arch in archs:
-            exempt = rules.exemptions(taken.source.read_text())
-            ptx = triton_kernels.compile_launch(taken, arch)
-            yield f"{taken.source}: {taken} ({arch})", ptx, exempt
+    pairs = list(itertools.product(recorder.launches, archs))
+    for (taken, arch), ptx in zip(pairs, triton_kernels.compile_launches(pairs), strict=True):
+        exempt = rules.exemptions(taken.source.read_text())
+        yield f"{taken.source}: {taken} ({arch})", ptx, exempt
 
 
 def _judge(options: argparse.Namespace) -> int:

@@ -300,6 +300,16 @@ def test_triton_kernel_of_approximations_is_red_in_each(triton_check):
         assert f": {opcode}" in done.stdout
 
 
+def test_triton_kernel_is_named_with_each_dtype_and_architecture_in_order(triton_check):
+    done = triton_check("value * tl.sqrt(value)", "--arch", "sm_80", "--arch", "sm_90")
+    found = [
+        line.partition(": double: ")[0].rpartition(": ")[2] for line in done.stdout.splitlines()
+    ]
+    kernels = [f"double(*{kind}, *{kind}, i32)" for kind in ("fp32", "bf16", "fp16")]
+    expected = [f"{kernel} ({arch})" for kernel in kernels for arch in ("sm_80", "sm_90")]
+    assert list(dict.fromkeys(found)) == expected
+
+
 def test_triton_operator_that_is_unknown_exits_with_an_error(triton_check):
     done = triton_check("value", "--arch", "sm_90", "nowhere")
     assert done.returncode == 2

@@ -8,9 +8,11 @@ arguments instead, while the backends run on small CPU tensors; then each launch
 import importlib.util
 import inspect
 import itertools
+import multiprocessing
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,8 @@ _ROWS = 3
 _ODD_SIZE = 37
 # 16 bytes: the alignment that torch gives and Triton specialises on.
 _ALIGNMENT = 16
+# In a process that compiles: what its parent asks for by index.
+_shared: Sequence[tuple["Launch", str]] = ()
 
 
 @dataclass(frozen=True)
@@ -110,6 +114,24 @@ def run_exact_sum() -> None:
 def available() -> bool:
     """Whether Triton is installed."""
     return importlib.util.find_spec("triton") is not None
+
+
+def compile_launches(pairs: Sequence[tuple[Launch, str]]) -> Iterator[str]:
+    """The PTX of launches on architectures, in order, compiled by all processors."""
+    # Forked: a kernel cannot be pickled, and nothing was compiled and no GPU touched before.
+    context = multiprocessing.get_context("fork")
+    workers = min(len(pairs), len(os.sched_getaffinity(0)))
+    with ProcessPoolExecutor(max(1, workers), context, _share, (pairs,)) as pool:
+        yield from pool.map(_compile_shared, range(len(pairs)))
+
+
+def _share(pairs: Sequence[tuple[Launch, str]]) -> None:
+    global _shared
+    _shared = pairs
+
+
+def _compile_shared(index: int) -> str:
+    return compile_launch(*_shared[index])
 
 
 def compile_launch(taken: Launch, arch: str) -> str:

@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any, Literal
 
 FLOATS = ("float32", "bfloat16", "float16")
+Layout = Literal["contiguous", "packed"]
 
 # The words a claim may use; concepts/claims in the docs explains each.
 CLAIM_WORDS = (
@@ -109,12 +110,16 @@ class Limit:
 class Workload:
     """A size that occurs in a real model: symbol values, and where it comes from.
 
-    `arguments` are what the public function must be told at this size, beside tensors and scalars.
+    `arguments` are what the public function must be told at this size: scalars off their default,
+    and what is beside tensors and scalars. `layouts` are how its tensors with row gradients lie in
+    memory there: "packed" ones are views of one tensor that holds three, side by side along the
+    first axis of a row, as a projection to query, key and value makes it.
     """
 
     site: str
     sizes: Mapping[str, int]
     arguments: Mapping[str, Any] = field(default_factory=dict)
+    layouts: tuple[Layout, ...] = ("contiguous",)
 
 
 @dataclass(frozen=True)

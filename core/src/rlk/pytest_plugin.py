@@ -27,6 +27,7 @@ from rlk.torch_suite import (  # noqa: E402
     GradientSuite,
     SurroundingsSuite,
 )
+from rlk.torch_suite.gradients import CONCERNS  # noqa: E402
 from rlk.torch_suite.ranks import RANKS, Ranks  # noqa: E402
 
 # Few rows: registration does not depend on how many there are.
@@ -114,6 +115,15 @@ def ranks(device: str, rank_processes: dict[str, Ranks]) -> Ranks:
     if device == "cuda" and torch.cuda.device_count() < RANKS:
         pytest.skip("needs a second GPU")
     return rank_processes[device]
+
+
+def pytest_pycollect_makeitem(collector: Any, name: str, obj: Any) -> list[Any] | None:
+    """No item of a test that does not concern a suite's operator: it would have nothing to say."""
+    suite = getattr(collector, "cls", None)
+    linear = getattr(obj, CONCERNS, None)
+    if linear is None or suite is None or not issubclass(suite, OperatorSuite):
+        return None
+    return None if linear == suite.operator.linear else []
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m rlk.bench [OP...] [--all] [--rows N]... [--dtype D]... [--json FILE]`."""
+"""`python -m rlk.bench [OP...] [--all] [--rows N]... [--dtype D]...
+[--layout L]... [--json FILE]`.
+"""
 
 import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import get_args
 
 import torch
 
@@ -14,7 +17,7 @@ from rlk.bench.work import works
 from rlk.cli import select
 from rlk.cli.console import complain
 from rlk.errors import RlkError
-from rlk.operator import FLOATS
+from rlk.operator import FLOATS, Layout
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -24,6 +27,9 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--all", action="store_true", help="every operator")
     parser.add_argument("--rows", type=int, action="append", default=[], help="further row counts")
     parser.add_argument("--dtype", action="append", choices=FLOATS, help="bfloat16 if none")
+    parser.add_argument(
+        "--layout", action="append", choices=get_args(Layout), help="those declared if none"
+    )
     parser.add_argument("--json", type=Path, help="file for the record")
     options = parser.parse_args(arguments)
     try:
@@ -46,7 +52,8 @@ def run(options: argparse.Namespace) -> list[dict]:
     rows: list[dict] = []
     for operator in found:
         for name in options.dtype or ["bfloat16"]:
-            for work in works(operator, getattr(torch, name), options.rows):
+            dtype = getattr(torch, name)
+            for work in works(operator, dtype, options.rows, options.layout or ()):
                 measured = measure(work)
                 torch.cuda.empty_cache()
                 print(report.table(measured), flush=True)

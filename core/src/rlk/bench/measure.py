@@ -8,7 +8,7 @@ import torch
 
 from rlk.arguments import dtype_name
 from rlk.bench import bandwidth
-from rlk.bench.timing import Capture, Time, extra_bytes, host_us, interleaved
+from rlk.bench.timing import Capture, Time, eager_us, extra_bytes, host_us, interleaved
 from rlk.bench.variants import Call, Variant, variants
 from rlk.bench.work import Work
 
@@ -90,7 +90,7 @@ def measure(work: Work) -> list[dict[str, Any]]:
             continue
         try:
             found = _captures(variant.call, sets, least, stream, hard and variant.ours)
-            row |= _memory_and_host(variant.call, sets)
+            row |= _eager(variant.call, sets)
         except Exception as error:
             if variant.ours:
                 raise
@@ -122,22 +122,24 @@ def _captures(
     return found
 
 
-def _memory_and_host(call: Call, sets: Sets) -> dict[str, Any]:
-    inputs, upstream = sets.inputs[0], sets.upstream[0]
+def _eager(call: Call, sets: Sets) -> dict[str, Any]:
+    """Memory and times of calls without a graph."""
 
-    def train() -> Any:
-        y = _outputs(call(*inputs))
-        gradients = torch.autograd.grad(y, _wanted(inputs), upstream)
+    def train(i: int = 0) -> Any:
+        y = _outputs(call(*sets.inputs[i]))
+        gradients = torch.autograd.grad(y, _wanted(sets.inputs[i]), sets.upstream[i])
         return (*[t.detach() for t in y], *gradients)
 
-    def infer() -> Any:
+    def infer(i: int = 0) -> Any:
         with torch.no_grad():
-            return call(*inputs)
+            return call(*sets.inputs[i])
 
     return {
         "extra_mib": extra_bytes(train) / 2**20,
         "host_us": host_us(infer),
         "host_train_us": host_us(train),
+        "eager_us": eager_us(infer, sets.work.sets),
+        "eager_train_us": eager_us(train, sets.work.sets),
     }
 
 
@@ -145,6 +147,7 @@ def _row(work: Work, variant: Variant) -> dict[str, Any]:
     return {
         "operator": work.operator.name,
         "size": work.label,
+        "layout": work.layout,
         "dtype": dtype_name(work.dtype),
         "variant": variant.name,
         "version": variant.version,

@@ -12,6 +12,7 @@ COLUMNS = (
     ("variant", "variant"), ("forward_us", "fwd us"), ("forward_ratio", "x floor"),
     ("both_us", "fwd+bwd us"), ("both_ratio", "x floor"), ("peer_ratio", "x peer"),
     ("extra_mib", "extra MiB"), ("host_us", "host us"), ("host_train_us", "host us train"),
+    ("eager_us", "eager us"), ("eager_train_us", "eager us train"),
 )  # fmt: skip
 _RATIOS = ("forward_ratio", "both_ratio", "peer_ratio")
 # Decimals kept in a record: more would be noise.
@@ -22,12 +23,13 @@ def table(rows: list[dict[str, Any]]) -> str:
     """Text: a heading for each operator and size, a line for each variant."""
     lines: list[str] = []
     heading = ""
+    width = max((len(row["variant"]) for row in rows), default=0)
     for row in rows:
-        title = f"{row['operator']} {row['size']} {row['dtype']}"
+        title = f"{row['operator']} {row['size']} {row['dtype']} {row['layout']}"
         if title != heading:
             heading = title
-            lines += ["", title, "  ".join(f"{name:>13}" for _, name in COLUMNS)]
-        lines.append("  ".join(f"{_cell(row, key):>13}" for key, _ in COLUMNS) + _remarks(row))
+            lines += ["", title, _line([name for _, name in COLUMNS], width)]
+        lines.append(_line([_cell(row, key) for key, _ in COLUMNS], width) + _remarks(row))
     return "\n".join(lines)
 
 
@@ -52,6 +54,12 @@ def write(path: Path, rows: list[dict[str, Any]]) -> None:
     lines = ",\n".join(json.dumps(row) for row in content.pop("rows"))
     head = json.dumps(content, indent=1).removesuffix("\n}")
     path.write_text(f'{head},\n "rows": [\n{lines}\n ]\n}}\n')
+
+
+def _line(cells: list[str], width: int) -> str:
+    """A name of at most `width` letters, and numbers."""
+    name, *numbers = cells
+    return "  ".join([f"{name:>{max(width, len(name))}}", *(f"{cell:>14}" for cell in numbers)])
 
 
 def _cell(row: dict[str, Any], key: str) -> str:

@@ -12,6 +12,7 @@ from rlk.bench import bandwidth, measure, report, timing, variants
 from rlk.bench.timing import Time
 from rlk.bench.work import Work, works
 from rlk.cuda import build, toolchain
+from rlk.errors import BackendError, RlkError
 from rlk.operator import FLOATS, Operator, Reduction, Scalar, Tensor, Workload
 
 DEMO = Operator(
@@ -63,6 +64,79 @@ def test_works_of_an_operator_are_its_workloads_and_further_rows():
     assert [work.label for work in found] == ["1000x128", "64x128"]
 
 
+HEADS = replace(
+    DEMO,
+    inputs=(
+        Tensor("q", ("...", "H", "D"), FLOATS, gradient="row"),
+        Tensor("k", ("...", "G", "D"), ("=q",), gradient="row"),
+        Tensor("table", ("...", "P"), ("float32",)),
+    ),
+    outputs=(Tensor("y", ("...", "H", "D"), ("=q",)),), scalars=(Scalar("scale", 1.0),),
+    row_axes=("B", "S"), linear=True,
+    workloads=(
+        Workload(
+            "somewhere", {"T": 6, "H": 4, "G": 2, "D": 8, "P": 3}, {"scale": 2.0, "width": 4},
+            layouts=("packed", "contiguous"),
+        ),
+    ),
+)  # fmt: skip
+
+
+def test_works_of_several_layouts_say_shapes_arguments_and_layout():
+    found = works(HEADS, torch.float32, [7])
+    label = "1x{0}x4x8 and 1x{0}x2x8 scale=2.0 width=4"
+    assert [(work.label, work.layout) for work in found] == [
+        (label.format(rows), layout) for rows in (6, 7) for layout in ("packed", "contiguous")
+    ]
+    assert found[0].scalars() == {"scale": 2.0}
+    chosen = works(HEADS, torch.float32, [], ["contiguous"])
+    assert [work.layout for work in chosen] == ["contiguous"]
+
+
+def test_work_packed_inputs_are_views_of_one_storage_of_three():
+    packed, plain = works(HEADS, torch.bfloat16, [])
+    q, k, table = packed.inputs(0, "cpu")
+    # Query, key and value of a projection: heads of q, of k, and as many again as of k.
+    assert (q.shape, k.shape) == ((1, 6, 4, 8), (1, 6, 2, 8))
+    assert q.stride() == k.stride() == (6 * 8 * 8, 8 * 8, 8, 1)
+    assert k.data_ptr() - q.data_ptr() == 4 * 8 * q.element_size()
+    assert q.untyped_storage().nbytes() == 6 * 8 * 8 * q.element_size()
+    assert (q.requires_grad, k.requires_grad, table.requires_grad) == (True, True, False)
+    assert table.is_contiguous()
+    (other, *_) = packed.inputs(1, "cpu")
+    assert other.untyped_storage().data_ptr() != q.untyped_storage().data_ptr()
+    assert all(t.is_contiguous() for t in packed.upstream(0, "cpu") + plain.inputs(0, "cpu"))
+
+
+def test_work_packed_single_input_is_a_third_of_its_storage():
+    work = Work(DEMO, "", {"T": 5, "N": 4}, torch.float32, layout="packed")
+    x, gate, weight = work.inputs(0, "cpu")
+    assert x.stride() == gate.stride() == (3 * 4, 1)
+    assert weight.untyped_storage().data_ptr() != x.untyped_storage().data_ptr()
+    alone = replace(HEADS, inputs=(HEADS.inputs[0],))
+    (q,) = Work(alone, "", {"T": 5, "H": 2, "D": 4}, torch.float32, layout="packed").inputs(
+        0, "cpu"
+    )
+    assert q.stride() == (5 * 3 * 2 * 4, 3 * 2 * 4, 4, 1)
+
+
+def test_work_floor_counts_no_bytes_between_packed_tensors():
+    packed, plain = works(HEADS, torch.bfloat16, [])
+    for direction in ("forward", "backward"):
+        assert packed.least_bytes(direction) == plain.least_bytes(direction)
+    # q, k, the table of FP32 and y.
+    assert packed.least_bytes("forward") == 6 * ((4 + 2) * 8 * 2 + 3 * 4 + 4 * 8 * 2)
+
+
+def test_work_packed_inputs_of_unlike_rows_are_refused():
+    unlike = replace(
+        HEADS, inputs=(HEADS.inputs[0], Tensor("k", ("...", "H", "P"), ("=q",), "row"))
+    )
+    sizes = {"T": 6, "H": 4, "D": 8, "P": 3}
+    with pytest.raises(RlkError, match=r"packed tensors .* got \[\[4, 8\], \[4, 3\]\]; choose"):
+        Work(unlike, "", sizes, torch.float32, layout="packed").inputs(0, "cpu")
+
+
 def test_time_of_samples_is_their_median_and_half_the_quartile_distance():
     assert Time.of([1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]) == Time(4.0, 2.0)
 
@@ -100,6 +174,7 @@ def on_the_cpu(monkeypatch):
     monkeypatch.setattr(measure, "interleaved", lambda found: dict.fromkeys(found, Time(30.0, 1.0)))
     monkeypatch.setattr(measure, "extra_bytes", lambda call: (call(), 2**21)[1])
     monkeypatch.setattr(measure, "host_us", lambda call: (call(), 20.0)[1])
+    monkeypatch.setattr(measure, "eager_us", lambda step, sets: (step(sets - 1), 25.0)[1])
     floor = bandwidth.Floor(Time(10.0, 0.5), WORK.least_bytes("forward"), "unroll 4, tiled")
     monkeypatch.setattr(bandwidth, "floor", lambda work, direction, stream: floor)
     monkeypatch.setattr(torch.cuda, "Stream", lambda: None)
@@ -129,6 +204,8 @@ def test_measure_every_variant_gets_a_row_beside_the_floor(on_the_cpu):
     ours = rows["cuda"]
     assert (ours["forward_us"], ours["both_us"], ours["peer_ratio"]) == (30.0, 60.0, 1.0)
     assert ours["extra_mib"] == 2.0
+    assert (ours["host_us"], ours["eager_us"], ours["eager_train_us"]) == (20.0, 25.0, 25.0)
+    assert {row["layout"] for row in rows.values()} == {"contiguous"}
     assert ours["hard_data"] == {"leading zeros": 1.0, "scaled rows": 1.0}
     assert rows["absent"]["missing"] == "not installed"
     assert rows["broken"]["missing"] == "RuntimeError: no kernel"
@@ -148,7 +225,7 @@ def test_measure_own_backend_that_fails_ends_the_run(on_the_cpu, monkeypatch):
 def test_report_of_a_run_names_its_environment_and_keeps_its_rows(on_the_cpu, tmp_path):
     rows = measure.measure(on_the_cpu)
     text = report.table(rows)
-    assert "demo 20x128 bfloat16" in text
+    assert "demo 20x128 bfloat16 contiguous" in text
     assert "not installed" in text
     report.write(tmp_path / "bench.json", rows)
     document = json.loads((tmp_path / "bench.json").read_text())
@@ -185,10 +262,78 @@ def test_peer_that_is_absent_says_so():
     assert variants._peer(present, {}) == variants.Variant("torch", torch.__version__, torch.mul)
 
 
+def test_peer_of_ours_that_cannot_run_here_says_so():
+    def choosing(told):
+        raise BackendError("demo: cuda cannot run")
+
+    own = variants.Peer("two calls", "torch", choosing, ours=True)
+    assert variants._peer(own, {}) == variants.Variant(
+        "two calls", "", None, "demo: cuda cannot run", ours=True
+    )
+
+
+def test_peers_are_told_scalars_and_arguments_of_the_workload(monkeypatch):
+    told = []
+
+    def making(settings):
+        told.append(settings)
+        return torch.mul
+
+    peer = variants.Peer("torch", "torch", making)
+    monkeypatch.setattr(variants, "_peers", lambda operator: (peer,))
+    monkeypatch.setattr(variants, "_ours", lambda operator, name, settings: told.append(settings))
+    monkeypatch.setattr(variants, "_compiled", lambda operator, scalars: told.append(scalars))
+    variants.variants(DEMO, {"scale": 2.0}, {"width": 4})
+    everything = {"scale": 2.0, "width": 4}
+    assert told == [everything, everything, {"scale": 2.0}, everything]
+
+
 def test_command_without_a_gpu_exits_with_2(capsys, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert command.main(["--all"]) == 2
     assert "must have an NVIDIA GPU" in capsys.readouterr().err
+
+
+def test_command_measures_the_layouts_it_is_given(monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(command.select, "named", lambda names: [HEADS])
+    measured = []
+    monkeypatch.setattr(command, "measure", lambda work: measured.append(work.layout) or [])
+    assert command.main(["heads", "--layout", "packed", "--rows", "8"]) == 0
+    assert command.main(["heads"]) == 0
+    assert measured == ["packed", "packed", "packed", "contiguous"]
+
+
+class Clock:
+    """An event of a clock that each eager call moves on by 1/8 ms."""
+
+    now = 0.0
+
+    def __init__(self, enable_timing):
+        assert enable_timing
+
+    def record(self):
+        self.at = Clock.now
+
+    def synchronize(self):
+        pass
+
+    def elapsed_time(self, end):
+        return end.at - self.at
+
+
+def test_eager_time_is_that_of_calls_in_a_row_on_sets_in_turn(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "Event", Clock)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    used = []
+
+    def step(i):
+        used.append(i)
+        Clock.now += 0.125
+
+    assert timing.eager_us(step, 3) == 125.0
+    assert used == [i % 3 for i in range(len(used))]
+    assert len(used) == 3 + timing.WARM_UP + timing.EAGER_ROUNDS * timing.EAGER_CALLS
 
 
 def test_timing_constants_let_a_replay_outlast_its_start():

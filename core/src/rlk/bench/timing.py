@@ -2,6 +2,7 @@
 """Time on the GPU by graph replay, variants taking turns; time on the host; memory."""
 
 import gc
+import itertools
 import statistics
 import time
 from collections import deque
@@ -18,6 +19,9 @@ WARM_UP = 3
 ROUNDS = 15
 # Eager calls over which the host's time is taken.
 HOST_CALLS = 200
+# Eager calls that follow each other between two events.
+EAGER_CALLS = 100
+EAGER_ROUNDS = 7
 # 256 MB: written before each replay, so that nothing of it lies in the L2 cache.
 FLUSH_BYTES = 256_000_000
 
@@ -94,6 +98,26 @@ def host_us(call: Callable[[], Any]) -> float:
         times.append(time.perf_counter() - start)
     torch.cuda.synchronize()
     return statistics.median(times) * 1e6
+
+
+def eager_us(step: Step, sets: int) -> float:
+    """Median microseconds of a call among eager ones in a row, whoever is slower, host or GPU."""
+    # Results take turns too, as those of a capture.
+    kept: deque[Any] = deque(maxlen=sets)
+    turns = itertools.cycle(range(sets))
+    for _ in range(sets + WARM_UP):
+        kept.append(step(next(turns)))
+    times = []
+    for _ in range(EAGER_ROUNDS):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda.synchronize()
+        start.record()
+        for _ in range(EAGER_CALLS):
+            kept.append(step(next(turns)))
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end) * 1e3 / EAGER_CALLS)
+    return statistics.median(times)
 
 
 def extra_bytes(call: Callable[[], Any]) -> int:

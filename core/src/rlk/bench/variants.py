@@ -23,15 +23,16 @@ OURS = ("cuda", "triton")
 
 @dataclass(frozen=True)
 class Peer:
-    """Another library's function of the same formula.
+    """Another library's function of the same formula; or, if `ours`, our own in another way.
 
-    `make` imports it and returns what maps the operator's inputs to its outputs; it raises
-    ImportError where the library is absent.
+    `make` imports it, given scalars and the workload's arguments, and returns what maps the
+    operator's inputs to its outputs; it raises ImportError where the library is absent.
     """
 
     name: str
     distribution: str
     make: Callable[[Mapping[str, Any]], Call]
+    ours: bool = False
 
 
 @dataclass(frozen=True)
@@ -49,22 +50,36 @@ def variants(
     operator: Operator, scalars: Mapping[str, Any], arguments: Mapping[str, Any]
 ) -> list[Variant]:
     """Our backends first, then PyTorch and the peers; `arguments` are those of the workload."""
-    found = [_ours(operator, name, {**scalars, **arguments}) for name in OURS]
+    told = {**scalars, **arguments}
+    found = [_ours(operator, name, told) for name in OURS]
     found.append(Variant("torch.compile", torch.__version__, _compiled(operator, scalars)))
-    return found + [_peer(peer, scalars) for peer in _peers(operator)]
+    return found + [_peer(peer, told) for peer in _peers(operator)]
 
 
-def _ours(operator: Operator, backend: str, scalars: Mapping[str, Any]) -> Variant:
+def public_call(operator: Operator, backend: str, told: Mapping[str, Any]) -> Call:
+    """Our public function on one backend.
+
+    Args:
+        operator: its declaration.
+        backend: a declared name.
+        told: scalars and further arguments.
+    Raises:
+        BackendError, PlatformError: it cannot run on the current GPU.
+    """
     function = getattr(importlib.import_module(operator.package), operator.name)
+    dispatch.choose(operator, torch.device("cuda", torch.cuda.current_device()), backend)
 
     def call(*tensors: torch.Tensor) -> torch.Tensor:
-        return function(*tensors, **scalars, backend=backend)
+        return function(*tensors, **told, backend=backend)
 
+    return call
+
+
+def _ours(operator: Operator, backend: str, told: Mapping[str, Any]) -> Variant:
     try:
-        dispatch.choose(operator, torch.device("cuda", torch.cuda.current_device()), backend)
+        return Variant(backend, "", public_call(operator, backend, told), ours=True)
     except (BackendError, PlatformError) as error:
         return Variant(backend, "", None, str(error), ours=True)
-    return Variant(backend, "", call, ours=True)
 
 
 def _compiled(operator: Operator, scalars: Mapping[str, Any]) -> Call:
@@ -86,9 +101,11 @@ def _peers(operator: Operator) -> tuple[Peer, ...]:
     return importlib.import_module(f"{folder}.prior_art").PEERS
 
 
-def _peer(peer: Peer, scalars: Mapping[str, Any]) -> Variant:
+def _peer(peer: Peer, told: Mapping[str, Any]) -> Variant:
     try:
         known = version(peer.distribution)
-        return Variant(peer.name, known, peer.make(scalars))
+        return Variant(peer.name, known, peer.make(told), ours=peer.ours)
     except (PackageNotFoundError, ImportError):
-        return Variant(peer.name, "", None, "not installed")
+        return Variant(peer.name, "", None, "not installed", ours=peer.ours)
+    except (BackendError, PlatformError) as error:
+        return Variant(peer.name, "", None, str(error), ours=peer.ours)

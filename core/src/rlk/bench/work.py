@@ -2,36 +2,42 @@
 """What one call of a declared operator must move, and the tensors it is measured on."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from rlk.arguments import dtype_name
+from rlk.errors import RlkError
 from rlk.gates.inputs import default_scalars
-from rlk.operator import Operator, Tensor
+from rlk.operator import Layout, Operator, Tensor
 
 # 150 MB: what each tensor rotates through, three times the L2 cache of an H200.
 ROTATED_BYTES = 150_000_000
 # 400: sets of tensors at most; small sizes rotate through less.
 MOST_SETS = 400
+# 3: query, key and value, which a projection packs into one tensor.
+PACKED = 3
 
 
 @dataclass(frozen=True)
 class Work:
-    """One operator at one size in one dtype."""
+    """One operator at one size in one dtype and layout."""
 
     operator: Operator
     site: str
     sizes: Mapping[str, int]
     dtype: torch.dtype
     arguments: Mapping[str, Any] = field(default_factory=dict)
+    layout: Layout = "contiguous"
 
     @property
     def label(self) -> str:
-        """Such as 65536x2048."""
-        return "x".join(str(size) for size in self.sizes.values())
+        """Such as 65536x2048: shapes of the tensors with row gradients, and the arguments."""
+        shapes = dict.fromkeys("x".join(map(str, self.shape(t))) for t in self._rows)
+        arguments = [f"{name}={value}" for name, value in self.arguments.items()]
+        return " ".join([" and ".join(shapes), *arguments])
 
     @property
     def row_bytes(self) -> int:
@@ -54,19 +60,23 @@ class Work:
         return self.dtype if own else getattr(torch, first)
 
     def shape(self, tensor: Tensor) -> list[int]:
-        """The shape of a declared tensor, its leading axes flattened."""
-        return [self.sizes["T" if symbol == "..." else symbol] for symbol in tensor.shape]
+        """The shape of a declared tensor: all rows lie along the last of its row axes."""
+        trailing = [self.sizes[symbol] for symbol in tensor.shape if symbol != "..."]
+        return [*self._leading, *trailing] if tensor.has_rows else trailing
 
     def streams(self, direction: str) -> tuple[int, int]:
         """How many tensors with rows and gradients a direction reads and writes at least."""
-        inputs = sum(t.gradient == "row" for t in self.operator.inputs)
+        inputs = len(self._rows)
         outputs = sum(t.has_rows for t in self.operator.outputs)
         if direction == "forward":
             return inputs, outputs
         return outputs if self.operator.linear else outputs + inputs, inputs
 
     def least_bytes(self, direction: str) -> int:
-        """Each input read once and each output written once; saved state is not counted."""
+        """Each input read once and each output written once; saved state is not counted.
+
+        What lies between packed tensors is not counted either.
+        """
         inputs = sum(map(self.bytes_of, self.operator.inputs))
         outputs = sum(map(self.bytes_of, self.operator.outputs))
         if direction == "forward":
@@ -76,35 +86,68 @@ class Work:
         return outputs + inputs + (0 if self.operator.linear else gradients)
 
     def inputs(self, seed: int, device: str) -> list[torch.Tensor]:
-        """Random inputs that take gradients where declared."""
+        """Random inputs that take gradients where declared; packed ones share one storage."""
         generator = torch.Generator(device).manual_seed(seed)
-        return [
-            self._normal(t, generator).requires_grad_(t.gradient is not None)
+        packed = self._packed(generator) if self.layout == "packed" else {}
+        made = [
+            packed[t.name] if t.name in packed else self._normal(t, generator)
             for t in self.operator.inputs
         ]
+        for declared, tensor in zip(self.operator.inputs, made, strict=True):
+            tensor.requires_grad_(declared.gradient is not None)
+        return made
 
     def upstream(self, seed: int, device: str) -> list[torch.Tensor]:
-        """Random gradients of the outputs."""
+        """Random gradients of the outputs, contiguous."""
         generator = torch.Generator(device).manual_seed(seed + 10_000)
         return [self._normal(t, generator) for t in self.operator.outputs]
 
     def scalars(self) -> dict[str, Any]:
-        """What a caller may set, at its default."""
+        """What a caller may set, as the workload says or at its default."""
         free = {s.name for s in self.operator.free_scalars}
-        return {n: v for n, v in default_scalars(self.operator).items() if n in free}
+        defaults = default_scalars(self.operator)
+        return {n: self.arguments.get(n, v) for n, v in defaults.items() if n in free}
+
+    @property
+    def _rows(self) -> list[Tensor]:
+        return [t for t in self.operator.inputs if t.gradient == "row"]
+
+    @property
+    def _leading(self) -> list[int]:
+        return [1] * (len(self.operator.row_axes) - 1) + [self.sizes["T"]]
+
+    def _packed(self, generator: torch.Generator) -> dict[str, torch.Tensor]:
+        """The tensors with row gradients as views of one that holds three; the last repeats."""
+        axis = len(self._leading)
+        shapes = [self.shape(t)[axis:] for t in self._rows]
+        if any(shape[1:] != shapes[0][1:] for shape in shapes) or len(shapes) > PACKED:
+            raise RlkError(
+                f"{self.operator.name}: packed tensors must be at most {PACKED} that differ along "
+                f"their first axis alone, got {shapes}; choose the layout contiguous"
+            )
+        widths = [shape[0] for shape in shapes]
+        widths += widths[-1:] * (PACKED - len(widths))
+        dtype = self.dtype_of(self._rows[0])
+        shape = [*self._leading, sum(widths), *shapes[0][1:]]
+        whole = torch.randn(shape, generator=generator, device=generator.device, dtype=dtype)
+        return {
+            t.name: whole.narrow(axis, sum(widths[:i]), widths[i]) for i, t in enumerate(self._rows)
+        }
 
     def _normal(self, tensor: Tensor, generator: torch.Generator) -> torch.Tensor:
         shape, device = self.shape(tensor), generator.device
         return torch.randn(shape, generator=generator, device=device, dtype=self.dtype_of(tensor))
 
 
-def works(operator: Operator, dtype: torch.dtype, rows: list[int]) -> list[Work]:
-    """Every declared workload, at its own number of rows and at others."""
-    found: list[Work] = []
+def works(
+    operator: Operator, dtype: torch.dtype, rows: Sequence[int], layouts: Sequence[Layout] = ()
+) -> list[Work]:
+    """Every declared workload, at its own number of rows and at others, in its layouts or these."""
+    found: dict[tuple[str, str], Work] = {}
     for workload in operator.workloads:
         for count in dict.fromkeys([workload.sizes["T"], *rows]):
-            sizes = {**workload.sizes, "T": count}
-            if any(work.sizes == sizes for work in found):
-                continue
-            found.append(Work(operator, workload.site, sizes, dtype, workload.arguments))
-    return found
+            for layout in layouts or workload.layouts:
+                sizes = {**workload.sizes, "T": count}
+                work = Work(operator, workload.site, sizes, dtype, workload.arguments, layout)
+                found.setdefault((work.label, layout), work)
+    return list(found.values())

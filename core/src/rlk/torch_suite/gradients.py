@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gradients: those that are needed, of first order, and refused where they would be wrong."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import torch
@@ -18,6 +18,27 @@ from rlk.execution import Execution
 from rlk.gates.layout import strided
 from rlk.operator import Backend, Operator
 from rlk.torch_suite.sample import Sample, assert_same_results, sample
+
+# The attribute of a test that says whether its operators are linear.
+CONCERNS = "concerns_linear"
+
+Test = TypeVar("Test", bound=Callable[..., None])
+
+
+def concerns(*, linear: bool) -> Callable[[Test], Test]:
+    """Mark a test that exists for operators of one kind alone.
+
+    Args:
+        linear: as the operator declares it.
+    Returns:
+        A decorator; `rlk.pytest_plugin` does not collect the test for other operators.
+    """
+
+    def mark(test: Test) -> Test:
+        setattr(test, CONCERNS, linear)
+        return test
+
+    return mark
 
 
 class GradientSuite:
@@ -117,10 +138,9 @@ class GradientSuite:
         assert leaf.grad is not None
         assert_same_bits(leaf.grad, (penalty * torch.ones_like(leaf)), "gradient of the penalty")
 
+    @concerns(linear=False)
     def test_second_differentiation_is_refused_for_every_pair(self, device: str) -> None:
         """It would be silently wrong: autograd would take the gradient for a constant."""
-        if self.operator.linear:
-            pytest.skip("needs an operator without second derivatives")
         leaves, gradients = _first_gradients(sample(self.operator, device))
         wanted = (
             f"{self.operator.name}: the derivative must be of first order, got a second "
@@ -132,13 +152,12 @@ class GradientSuite:
                     torch.autograd.grad(gradient.sum(), leaf, retain_graph=True)
                 assert str(caught.value) == wanted
 
+    @concerns(linear=True)
     @pytest.mark.parametrize("layout", ["contiguous", "strided"])
     def test_second_and_third_derivative_of_a_linear_operator_are_its_own(
         self, device: str, layout: str
     ) -> None:
         """The derivative of backward is forward: calls on other values have these bits."""
-        if not self.operator.linear:
-            pytest.skip("needs an operator with second derivatives")
         arrange = strided if layout == "strided" else torch.Tensor.contiguous
         made = sample(self.operator, device)
         first, gradients = _first_gradients(made.map(arrange))

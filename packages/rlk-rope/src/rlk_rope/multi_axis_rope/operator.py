@@ -33,6 +33,9 @@ SCALARS = (
     Scalar("rounding", "separate", choices=("separate", "complex_eager")),
 )
 LIMITS = (Limit(2, "P", "D"),)
+QWEN_IMAGE = {"H": 24, "D": 128, "P": 64}
+# What a call is told at the sizes of Qwen3-Next.
+QWEN3_NEXT = {"interleaved": False, "rotary_dim": 64}
 
 OPERATOR = Operator(
     name="multi_axis_rope",
@@ -56,13 +59,16 @@ OPERATOR = Operator(
         Claim("gpu_to_gpu", ("y", "dx")),
     ),
     workloads=(
-        Workload("Qwen-Image, 1024x1024", {"T": 4096, "H": 24, "D": 128, "P": 64}),
-        Workload("Qwen-Image, 1664x928", {"T": 6032, "H": 24, "D": 128, "P": 64}),
-        Workload("Qwen-Image, 1328x1328", {"T": 6889, "H": 24, "D": 128, "P": 64}),
         Workload(
-            "query of Qwen3-Next", {"T": 8192, "H": 16, "D": 256, "P": 32}, {"rotary_dim": 64}
+            "Qwen-Image, 1024x1024",
+            {**QWEN_IMAGE, "T": 4096},
+            layouts=("packed", "contiguous"),
         ),
-        Workload("key of Qwen3-Next", {"T": 8192, "H": 2, "D": 256, "P": 32}, {"rotary_dim": 64}),
+        Workload("Qwen-Image, 1664x928", {**QWEN_IMAGE, "T": 6032}, layouts=("packed",)),
+        Workload("Qwen-Image, 1328x1328", {**QWEN_IMAGE, "T": 6889}, layouts=("packed",)),
+        Workload("Qwen-Image, 128 tokens of text", {**QWEN_IMAGE, "T": 128}, layouts=("packed",)),
+        Workload("query of Qwen3-Next", {"T": 8192, "H": 16, "D": 256, "P": 32}, QWEN3_NEXT),
+        Workload("key of Qwen3-Next", {"T": 8192, "H": 2, "D": 256, "P": 32}, QWEN3_NEXT),
     ),
     oracle=oracle.forward,
     backends=(

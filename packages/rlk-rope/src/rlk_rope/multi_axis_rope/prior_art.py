@@ -1,7 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Other libraries' functions of the same formula, for the benchmark."""
+"""Other libraries' functions of the same formula, for the benchmark.
+
+flash-attention is rarely installed beside the newest PyTorch. Its schedule, written anew, takes
+part in its place: as Triton compiles it, and with contraction off, which gives the bits of
+rounding="separate".
+"""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -9,10 +15,12 @@ import torch
 from rlk.bench.variants import Peer
 
 
-def in_complex_numbers(scalars: Mapping[str, Any]) -> Callable[..., torch.Tensor]:
+def in_complex_numbers(told: Mapping[str, Any]) -> Callable[..., torch.Tensor]:
     """PyTorch's product of complex64 tensors, as diffusers turns adjacent pairs."""
 
     def call(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        if not told["interleaved"] or 2 * cos.shape[-1] != x.shape[-1]:
+            raise ValueError("it turns adjacent pairs of whole heads alone")
         pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)))
         turned = pairs * torch.complex(cos, sin).unsqueeze(-2)
         return torch.view_as_real(turned).flatten(-2).type_as(x)
@@ -20,34 +28,38 @@ def in_complex_numbers(scalars: Mapping[str, Any]) -> Callable[..., torch.Tensor
     return call
 
 
-def in_flash_attention(scalars: Mapping[str, Any]) -> Callable[..., torch.Tensor]:
-    """flash-attention's Triton rotary embedding, on one sequence."""
+def in_flash_attention(told: Mapping[str, Any]) -> Callable[..., torch.Tensor]:
+    """flash-attention's Triton rotary embedding, whose tables all samples share."""
     from flash_attn.layers.rotary import apply_rotary_emb
 
-    interleaved = scalars["interleaved"]
+    interleaved = told["interleaved"]
 
     def call(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        return apply_rotary_emb(x.unsqueeze(0), cos, sin, interleaved).squeeze(0)
+        return apply_rotary_emb(x, *shared(cos, sin), interleaved)
 
     return call
 
 
-def in_liger(scalars: Mapping[str, Any]) -> Callable[..., torch.Tensor]:
-    """Liger, which turns split pairs of a query and a key; the key here has one head."""
-    from liger_kernel.ops.rope import LigerRopeFunction
+def in_its_schedule(told: Mapping[str, Any], contraction: bool) -> Callable[..., torch.Tensor]:
+    """Our reproduction of flash-attention's schedule, with or without contraction."""
+    from .kernel_triton_prior_art import Rotary
+
+    interleaved = told["interleaved"]
 
     def call(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        if scalars["interleaved"] or 2 * cos.shape[-1] != x.shape[-1]:
-            raise ValueError("it turns split pairs of whole heads alone")
-        angles = (torch.cat((t, t), -1).unsqueeze(0) for t in (cos, sin))
-        query = x.unsqueeze(0).transpose(1, 2)
-        return LigerRopeFunction.apply(query, query[:, :1].detach(), *angles)[0].transpose(1, 2)[0]
+        return Rotary.apply(x, *shared(cos, sin), interleaved, contraction)
 
     return call
+
+
+def shared(cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tables [1, S, P] of one sample as [S, P]."""
+    return cos.squeeze(0), sin.squeeze(0)
 
 
 PEERS = (
     Peer("torch complex", "torch", in_complex_numbers),
     Peer("flash-attention", "flash-attn", in_flash_attention),
-    Peer("Liger", "liger-kernel", in_liger),
+    Peer("flash-attention, reproduced", "triton", partial(in_its_schedule, contraction=True)),
+    Peer("reproduced, no contraction", "triton", partial(in_its_schedule, contraction=False)),
 )

@@ -9,6 +9,7 @@ from rlk import backends
 from rlk.operator import FLOATS, Claim, Tensor, Workload
 
 from ..multi_axis_rope.operator import OPERATOR as ONE
+from ..multi_axis_rope.operator import QWEN3_NEXT, QWEN_IMAGE
 from . import oracle
 
 
@@ -47,11 +48,20 @@ OPERATOR = replace(
     ),
     claims=tuple(Claim(word, _RESULTS) for word in _WORDS),
     workloads=(
-        Workload("Qwen-Image, 1024x1024", {"T": 4096, "H": 24, "D": 128, "G": 24, "P": 64}),
+        Workload(
+            "Qwen-Image, 1024x1024",
+            {**QWEN_IMAGE, "G": 24, "T": 4096},
+            layouts=("packed", "contiguous"),
+        ),
+        Workload(
+            "Qwen-Image, 128 tokens of text",
+            {**QWEN_IMAGE, "G": 24, "T": 128},
+            layouts=("packed",),
+        ),
         Workload(
             "attention of Qwen3-Next",
             {"T": 8192, "H": 16, "D": 256, "G": 2, "P": 32},
-            {"rotary_dim": 64},
+            QWEN3_NEXT,
         ),
     ),
     oracle=oracle.forward,
