@@ -110,15 +110,16 @@ class Limit:
 class Workload:
     """A size that occurs in a real model: symbol values, and where it comes from.
 
-    `arguments` are what the public function must be told at this size: scalars off their default,
-    and what is beside tensors and scalars. `layouts` are how its tensors with row gradients lie in
-    memory there: "packed" ones are views of one tensor that holds three, side by side along the
-    first axis of a row, as a projection to query, key and value makes it.
+    `arguments` are what the public function must be told at this size, beside tensors and scalars;
+    `scalars` are those off their default in that model. `layouts` are how its tensors with row
+    gradients lie in memory there: "packed" ones are views of one tensor that holds three, side by
+    side along the first axis of a row, as a projection to query, key and value makes it.
     """
 
     site: str
     sizes: Mapping[str, int]
     arguments: Mapping[str, Any] = field(default_factory=dict)
+    scalars: Mapping[str, Any] = field(default_factory=dict)
     layouts: tuple[Layout, ...] = ("contiguous",)
 
 

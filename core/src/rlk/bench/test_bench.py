@@ -75,8 +75,8 @@ HEADS = replace(
     row_axes=("B", "S"), linear=True,
     workloads=(
         Workload(
-            "somewhere", {"T": 6, "H": 4, "G": 2, "D": 8, "P": 3}, {"scale": 2.0, "width": 4},
-            layouts=("packed", "contiguous"),
+            "somewhere", {"T": 6, "H": 4, "G": 2, "D": 8, "P": 3}, {"width": 4},
+            scalars={"scale": 2.0}, layouts=("packed", "contiguous"),
         ),
     ),
 )  # fmt: skip

@@ -34,7 +34,7 @@ class Work:
 
     @property
     def label(self) -> str:
-        """Such as 65536x2048: shapes of the tensors with row gradients, and the arguments."""
+        """Such as 65536x2048: shapes of the tensors with row gradients, and what a call is told."""
         shapes = dict.fromkeys("x".join(map(str, self.shape(t))) for t in self._rows)
         arguments = [f"{name}={value}" for name, value in self.arguments.items()]
         return " ".join([" and ".join(shapes), *arguments])
@@ -145,9 +145,10 @@ def works(
     """Every declared workload, at its own number of rows and at others, in its layouts or these."""
     found: dict[tuple[str, str], Work] = {}
     for workload in operator.workloads:
+        told = {**workload.scalars, **workload.arguments}
         for count in dict.fromkeys([workload.sizes["T"], *rows]):
             for layout in layouts or workload.layouts:
                 sizes = {**workload.sizes, "T": count}
-                work = Work(operator, workload.site, sizes, dtype, workload.arguments, layout)
+                work = Work(operator, workload.site, sizes, dtype, told, layout)
                 found.setdefault((work.label, layout), work)
     return list(found.values())

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Declaration of multi_axis_rope."""
 
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 
@@ -33,9 +34,8 @@ SCALARS = (
     Scalar("rounding", "separate", choices=("separate", "complex_eager")),
 )
 LIMITS = (Limit(2, "P", "D"),)
-QWEN_IMAGE = {"H": 24, "D": 128, "P": 64}
-# What a call is told at the sizes of Qwen3-Next.
-QWEN3_NEXT = {"interleaved": False, "rotary_dim": 64}
+_QWEN_IMAGE = {"H": 24, "D": 128, "P": 64}
+QWEN3_NEXT = partial(Workload, arguments={"rotary_dim": 64}, scalars={"interleaved": False})
 
 OPERATOR = Operator(
     name="multi_axis_rope",
@@ -61,14 +61,14 @@ OPERATOR = Operator(
     workloads=(
         Workload(
             "Qwen-Image, 1024x1024",
-            {**QWEN_IMAGE, "T": 4096},
+            {"T": 4096, **_QWEN_IMAGE},
             layouts=("packed", "contiguous"),
         ),
-        Workload("Qwen-Image, 1664x928", {**QWEN_IMAGE, "T": 6032}, layouts=("packed",)),
-        Workload("Qwen-Image, 1328x1328", {**QWEN_IMAGE, "T": 6889}, layouts=("packed",)),
-        Workload("Qwen-Image, 128 tokens of text", {**QWEN_IMAGE, "T": 128}, layouts=("packed",)),
-        Workload("query of Qwen3-Next", {"T": 8192, "H": 16, "D": 256, "P": 32}, QWEN3_NEXT),
-        Workload("key of Qwen3-Next", {"T": 8192, "H": 2, "D": 256, "P": 32}, QWEN3_NEXT),
+        Workload("Qwen-Image, 1664x928", {"T": 6032, **_QWEN_IMAGE}, layouts=("packed",)),
+        Workload("Qwen-Image, 1328x1328", {"T": 6889, **_QWEN_IMAGE}, layouts=("packed",)),
+        Workload("Qwen-Image, 128 tokens of text", {"T": 128, **_QWEN_IMAGE}, layouts=("packed",)),
+        QWEN3_NEXT("query of Qwen3-Next", {"T": 8192, "H": 16, "D": 256, "P": 32}),
+        QWEN3_NEXT("key of Qwen3-Next", {"T": 8192, "H": 2, "D": 256, "P": 32}),
     ),
     oracle=oracle.forward,
     backends=(

@@ -9,7 +9,7 @@ from rlk import backends
 from rlk.operator import FLOATS, Claim, Tensor, Workload
 
 from ..multi_axis_rope.operator import OPERATOR as ONE
-from ..multi_axis_rope.operator import QWEN3_NEXT, QWEN_IMAGE
+from ..multi_axis_rope.operator import QWEN3_NEXT
 from . import oracle
 
 
@@ -31,6 +31,7 @@ def _load_golden() -> ModuleType:
     return golden
 
 
+_QWEN_IMAGE = {"H": 24, "D": 128, "G": 24, "P": 64}
 _RESULTS = ("q_out", "k_out", "dq", "dk")
 _WORDS = ("repeatable", "batch_invariant", "backend_equal", "gpu_to_gpu")
 
@@ -50,19 +51,15 @@ OPERATOR = replace(
     workloads=(
         Workload(
             "Qwen-Image, 1024x1024",
-            {**QWEN_IMAGE, "G": 24, "T": 4096},
+            {"T": 4096, **_QWEN_IMAGE},
             layouts=("packed", "contiguous"),
         ),
         Workload(
             "Qwen-Image, 128 tokens of text",
-            {**QWEN_IMAGE, "G": 24, "T": 128},
+            {"T": 128, **_QWEN_IMAGE},
             layouts=("packed",),
         ),
-        Workload(
-            "attention of Qwen3-Next",
-            {"T": 8192, "H": 16, "D": 256, "G": 2, "P": 32},
-            QWEN3_NEXT,
-        ),
+        QWEN3_NEXT("attention of Qwen3-Next", {"T": 8192, "H": 16, "D": 256, "G": 2, "P": 32}),
     ),
     oracle=oracle.forward,
     backends=(
