@@ -18,10 +18,10 @@ FEWEST, MOST = 8, 400
 WARM_UP = 3
 ROUNDS = 15
 # Eager calls over which the host's time is taken.
-HOST_CALLS = 200
+HOST_CALLS = 100
 # Eager calls that follow each other between two events.
-EAGER_CALLS = 100
-EAGER_ROUNDS = 7
+EAGER_CALLS = 50
+EAGER_ROUNDS = 5
 # 256 MB: written before each replay, so that nothing of it lies in the L2 cache.
 FLUSH_BYTES = 256_000_000
 
