@@ -128,6 +128,15 @@ def test_operators_one_package_announced_twice_is_one(add, tmp_path):
     assert list(registry.operators()) == ["fold"]
 
 
+def test_public_function_is_what_the_package_exports(add):
+    add("rlk_one", {**operator_files("rlk_one", "fold", "scan"), "__init__.py": "fold = print"})
+    assert registry.public_function(registry.find("fold")) is print
+    # The package's attribute is a folder of that name.
+    with pytest.raises(RlkError) as caught:
+        registry.public_function(registry.find("scan"))
+    assert str(caught.value) == "scan: package rlk_one must export it, got nothing"
+
+
 def test_find_unknown_operator_lists_all_and_suggests_the_nearest(add):
     add("rlk_one", operator_files("rlk_one", "scan", "fold"))
     with pytest.raises(UnknownOperatorError) as caught:

@@ -1,14 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """One call of an operator as users make it: the function that its package exports."""
 
-import importlib
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
-from rlk.errors import RlkError
+from rlk import registry
 from rlk.gates.inputs import Fixture, smallest_workload
 from rlk.launch import trace
 from rlk.operator import Operator
@@ -26,7 +23,7 @@ def run(
     operator: Operator, batch: Fixture, device: torch.device, backend: str, *, grad: bool
 ) -> Results:
     """Call an operator with the defaults of its scalars, backward included where asked."""
-    function, arguments = _function(operator), smallest_workload(operator).arguments
+    function, arguments = registry.public_function(operator), smallest_workload(operator).arguments
     leaves = {
         t.name: batch.inputs[t.name].to(device).requires_grad_(grad and t.gradient is not None)
         for t in operator.inputs
@@ -45,10 +42,3 @@ def run(
         {name: tensor.detach() for name, tensor in tensors.items()},
         {launch.backend for launch in launches},
     )
-
-
-def _function(operator: Operator) -> Callable[..., Any]:
-    function = getattr(importlib.import_module(operator.package), operator.name, None)
-    if not callable(function):
-        raise RlkError(f"{operator.name}: package {operator.package} must export it, got nothing")
-    return function
