@@ -129,9 +129,10 @@ def test_operators_one_package_announced_twice_is_one(add, tmp_path):
 
 
 def test_public_function_is_what_the_package_exports(add):
-    add("rlk_one", {**operator_files("rlk_one", "fold", "scan"), "__init__.py": "fold = print"})
+    exports = {"__init__.py": "import rlk_one.fold\nfold = print"}
+    add("rlk_one", {**operator_files("rlk_one", "fold", "scan"), **exports})
     assert registry.public_function(registry.find("fold")) is print
-    # The package's attribute is a folder of that name.
+    # What the package has by that name is the operator's folder.
     with pytest.raises(RlkError) as caught:
         registry.public_function(registry.find("scan"))
     assert str(caught.value) == "scan: package rlk_one must export it, got nothing"
