@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from rlk import interpreter
+from rlk import contract, interpreter
 from rlk.compare import assert_same_bits
 from rlk.gates.inputs import default_scalars, edge_sizes, fixture, label
 from rlk.operator import FLOATS, Operator
@@ -142,9 +142,27 @@ def run_exact_sum(case: Case, device: str) -> None:
 
 
 def compare(case: Case, actual: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
-    """Raise unless all results agree in every bit."""
+    """Raise unless all results agree in every bit, or in value where golden has no more."""
+    products = _products(case.operator) if case.operator else []
     for place, (a, e) in enumerate(zip(actual, expected, strict=True)):
+        if place < len(products) and products[place]:
+            _require_near(case, place, a.cpu(), e)
+            continue
         assert_same_bits(a.cpu(), e, f"{case}: result {place}")
+
+
+def _require_near(case: Case, place: int, actual: torch.Tensor, expected: torch.Tensor) -> None:
+    bound = contract.load().tolerance("gradient_accuracy", "product", expected.dtype)
+    limit = bound.atol + bound.rtol * expected.double().abs()
+    if not bool(((actual.double() - expected.double()).abs() <= limit).all()):
+        raise AssertionError(f"{case}: result {place} is beyond the contract")
+
+
+def _products(operator: Operator) -> list[bool]:
+    """Which of the results of `run_operator` are equal among some backends only."""
+    gradients = [f"d{t.name}" for t in operator.differentiable]
+    results = [t.name for t in operator.outputs + operator.saved] + 2 * gradients
+    return [bool(operator.equal_among(name)) for name in results]
 
 
 def run_cases(backends: tuple[str, ...], device: str) -> int:

@@ -42,13 +42,15 @@ def cuda_texts(names: Sequence[str], archs: Sequence[str]) -> Iterator[Text]:
     """Of every operator's CUDA source, and of the exact sum's."""
     from rlk.cuda import build
     from rlk.cuda.launch import KernelModule
+    from rlk.cuda.steps import Steps
     from rlk.reduce.exact_sum import kernel_cuda
 
     sources = {}
     for operator in _operators(names, "cuda"):
         row = operator.backend("cuda")
         module = row.load() if row else None
-        if isinstance(module, KernelModule):
+        module = getattr(module, "steps", module)
+        if isinstance(module, KernelModule | Steps):
             # A variant shares the source of its base.
             sources.setdefault(module.source, module.compile_only)
     if not names or EXACT_SUM in names:

@@ -131,7 +131,8 @@ def fixture(
         shape = row_shape(declared, sizes)
         if declared.is_parameter:
             tensor = _parameter(declared, generator, shape)
-            made[declared.name] = tensor.to(_dtype(declared, made, dtype, parameter_dtype))
+            other = parameter_dtype if parameter_dtype in declared.dtype else None
+            made[declared.name] = tensor.to(_dtype(declared, made, dtype, other))
         else:
             wanted = _dtype(declared, made, dtype, None)
             fill = values if values and declared.gradient else _normal
