@@ -105,12 +105,13 @@ def count_communication(device: str, package: str, name: str) -> None:
     made = sample(operator, device, leading=LEADING[0])
     mesh = init_device_mesh(device, (RANKS,))
     placed = _placed(made, mesh, SHARDINGS["rows"])
-    leaves = placed.leaves()
+    chains = [t.name for t in operator.chain_parameters]
+    wanted = [n for n in made.differentiable if n not in chains]
+    leaves = placed.leaves(wanted)
     with CommDebugMode() as comm:
         outputs = placed.call(*leaves.values())
     assert comm.get_total_counts() == 0, comm.get_comm_counts()
-    chains = [t.name for t in operator.chain_parameters]
-    named = [leaves[n] for n in made.differentiable if n not in chains]
+    named = [leaves[n] for n in wanted]
     with CommDebugMode() as comm:
         torch.autograd.grad(outputs, named, list(placed.batch.upstream.values()))
     counts = {str(op).rpartition(".")[2]: n for op, n in comm.get_comm_counts().items() if n}
