@@ -34,13 +34,19 @@ ROWS = 5
 LENGTHS = (13, 24, 200, 264, 300, 2056, 2061, 8200)
 # Triton has one kernel for all lengths.
 TRITON_LENGTHS = (13, 264)
+# Rows of a, rows of b and K by the tile of the chain that serves them, parts of tiles included.
+PRODUCTS = (
+    {"M": 5, "N": 40, "K": 200},
+    {"M": 70, "N": 33, "K": 24},
+    {"M": 300, "N": 136, "K": 160},
+)
 # What the acceptance of the GPU work asks for.
 FEWEST_CASES = 52
 
 
 @dataclass(frozen=True)
 class Case:
-    """One call forward and backward, or one round of the exact sum's public steps."""
+    """One call forward and backward, or of a primitive's public steps."""
 
     name: str
     backend: str
@@ -71,6 +77,8 @@ def cases(operators: list[Operator], backends: tuple[str, ...]) -> Iterator[Case
                     yield Case(operator.name, backend, dtype, size, layout, operator, scalars)
     for backend, dtype, length in itertools.product(backends, FLOATS, (1, 300)):
         yield Case("exact_sum", backend, dtype, {"N": length}, next(layouts))
+    for backend, dtype, size in itertools.product(backends, FLOATS, PRODUCTS):
+        yield Case("mma_chain", backend, dtype, size, next(layouts))
 
 
 def flagged(operator: Operator) -> list[dict[str, bool]]:
@@ -141,6 +149,30 @@ def run_exact_sum(case: Case, device: str) -> None:
     compare(case, results(case.backend, device), results("golden", "cpu"))
 
 
+def run_mma_chain(case: Case, device: str) -> None:
+    """Products of integers, which golden forms with the same bits, along K and along rows."""
+    from rlk.reduce import mma_chain
+    from rlk.reduce.mma_chain.hard_cases import integers
+
+    given = integers(*case.sizes.values(), getattr(torch, case.dtype))
+
+    def results(backend: str, device: str) -> list[torch.Tensor]:
+        bias, initial = (arranged(t, case.layout, device) for t in (given.bias, given.initial))
+        return [
+            mma_chain.product(
+                turn(arranged(turn(given.a), case.layout, device)),
+                turn(arranged(turn(given.b), case.layout, device)),
+                bias=bias, initial=initial, dtype=torch.float32, backend=backend,
+            )
+            for turn in (torch.Tensor.detach, torch.Tensor.t)
+        ]  # fmt: skip
+
+    compare(case, results(case.backend, device), results("golden", "cpu"))
+
+
+PRIMITIVES = {"exact_sum": run_exact_sum, "mma_chain": run_mma_chain}
+
+
 def compare(case: Case, actual: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
     """Raise unless all results agree in every bit, or in value where golden has no more."""
     products = _products(case.operator) if case.operator else []
@@ -174,7 +206,7 @@ def run_cases(backends: tuple[str, ...], device: str) -> int:
     planned = list(cases(list(kernels.values()), backends))
     for case in planned:
         if case.operator is None:
-            run_exact_sum(case, device)
+            PRIMITIVES[case.name](case, device)
         else:
             run_operator(case, case.operator, device)
     if len(planned) < FEWEST_CASES:

@@ -8,12 +8,12 @@ import torch
 
 from rlk import backends
 from rlk.dispatch import AUTO, choose
-from rlk.errors import ArgumentError, GradientError
+from rlk.errors import ArgumentError, BackendError, GradientError
 from rlk.launch import start_golden
 from rlk.operator import Backend
 from rlk.reduce.mma_chain import golden
 
-__all__ = ["product"]
+__all__ = ["BACKENDS", "backend_module", "product"]
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -39,7 +39,7 @@ def product(
             the product over K[cut:] that starts from the FP32 product over K[:cut], bit by bit,
             if cut is a multiple of 16 (of 32 for FP32 inputs).
         dtype: of the result, torch.float32 or that of a; that of a if None.
-        backend: "triton" or "golden"; None chooses by device.
+        backend: "cuda", "triton" or "golden"; None chooses by device.
     Returns:
         c: [M, N] of dtype. One rounding, at the end.
     Gradients: none.
@@ -75,6 +75,12 @@ def product(
     return result
 
 
+def _load_cuda() -> ModuleType:
+    from rlk.reduce.mma_chain import kernel_cuda
+
+    return kernel_cuda
+
+
 def _load_triton() -> ModuleType:
     from rlk.reduce.mma_chain import kernel_triton
 
@@ -89,11 +95,26 @@ class _Steps:
     backends: tuple[Backend, ...]
 
 
+# Triton first, unlike elsewhere: it has TMA and wgmma, which the CUDA kernel does without.
 _STEPS = _Steps(
     "mma_chain",
-    (backends.triton(_load_triton), backends.golden(lambda: golden)),
+    (backends.triton(_load_triton), backends.cuda(_load_cuda), backends.golden(lambda: golden)),
 )
 BACKENDS = tuple(b.name for b in _STEPS.backends)
+
+
+def backend_module(name: str) -> ModuleType:
+    """The module of a backend, with its `product` of a chosen tile and its `candidates`.
+
+    Args:
+        name: "cuda" or "triton".
+    Raises:
+        BackendError: there is no backend of this name.
+    """
+    for row in _STEPS.backends:
+        if row.name == name:
+            return row.load()
+    raise BackendError(f"mma_chain: backend must be one of {', '.join(BACKENDS)}, got {name!r}")
 
 
 def _check_operands(a: torch.Tensor, b: torch.Tensor) -> None:

@@ -29,15 +29,22 @@ def split_tf32(x):
 
 
 @triton.jit
-def mma_block(a, b, acc):
-    """The chain `acc` continued over one block of K: a [BM, BK], b [BK, BN]."""
+def mma_block(a, b, acc, SWAPPED: tl.constexpr):
+    """The chain `acc` continued over one block of K: a [BM, BK], b [BK, BN].
+
+    SWAPPED: a and b are those of mma_chain.product in the other order.
+    """
     if a.dtype == tl.float32:
         # ORDER: within 32 of K all lo * hi, then all hi * lo, then all hi * hi.
         tl.static_assert(a.shape[1] == 32)
         a_hi, a_lo = split_tf32(a)
         b_hi, b_lo = split_tf32(b)
-        acc = tl.dot(a_lo, b_hi, acc, input_precision="tf32")
-        acc = tl.dot(a_hi, b_lo, acc, input_precision="tf32")
+        if SWAPPED:
+            acc = tl.dot(a_hi, b_lo, acc, input_precision="tf32")
+            acc = tl.dot(a_lo, b_hi, acc, input_precision="tf32")
+        else:
+            acc = tl.dot(a_lo, b_hi, acc, input_precision="tf32")
+            acc = tl.dot(a_hi, b_lo, acc, input_precision="tf32")
         return tl.dot(a_hi, b_hi, acc, input_precision="tf32")
     else:
         return tl.dot(a, b, acc)

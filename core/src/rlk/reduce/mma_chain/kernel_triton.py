@@ -10,8 +10,9 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from rlk.launch import launch_triton
+from rlk.reduce.mma_chain import tiles
 from rlk.reduce.mma_chain.device_triton import finish, mma_block, tile_place
-from rlk.reduce.mma_chain.tiles import Tile, choose
+from rlk.reduce.mma_chain.tiles import Tile
 
 # 16 bytes: the alignment of a TMA descriptor's address and strides.
 ALIGNMENT = 16
@@ -70,7 +71,7 @@ def store_chain(
 def tma_tile(
     tile, a_desc, b_desc, b2_desc, out_ptr, bias_ptr, initial_ptr, M, N, steps,
     out_stride_m, out_stride_n, initial_stride_m, initial_stride_n, bias_stride,
-    A_K_MAJOR: tl.constexpr, B_K_MAJOR: tl.constexpr, BIAS: tl.constexpr,
+    A_K_MAJOR: tl.constexpr, B_K_MAJOR: tl.constexpr, SWAPPED: tl.constexpr, BIAS: tl.constexpr,
     HAS_INITIAL: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BN2: tl.constexpr,
     BK: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
@@ -91,10 +92,10 @@ def tma_tile(
     # ORDER: ascending K, one chain from `acc` to `acc`.
     for step in range(steps):
         a = load_tile(a_desc, first_row, step * BK, A_K_MAJOR)
-        acc = mma_block(a, load_tile(b_desc, first_column, step * BK, B_K_MAJOR).T, acc)
+        acc = mma_block(a, load_tile(b_desc, first_column, step * BK, B_K_MAJOR).T, acc, SWAPPED)
         if BN2 > 0:
             b2 = load_tile(b2_desc, first_column + BN, step * BK, B_K_MAJOR)
-            acc2 = mma_block(a, b2.T, acc2)
+            acc2 = mma_block(a, b2.T, acc2, SWAPPED)
     store_chain(
         out_ptr, bias_ptr, acc, row, column, M, N, out_stride_m, out_stride_n, bias_stride, BIAS
     )
@@ -105,39 +106,40 @@ def tma_tile(
         )  # fmt: skip
 
 
-# `steps` is never a constant: a loop of one known step would be unrolled and its sum folded.
-@triton.jit(do_not_specialize=["steps"])
+# `steps` is never a constant: a loop of one known step would be unrolled and its sum folded. M is
+# none either: it would only add compilations.
+@triton.jit(do_not_specialize=["M", "steps"])
 def chain_tma_kernel(
     a_desc, b_desc, b2_desc, out_ptr, bias_ptr, initial_ptr, M, N, steps,
     out_stride_m, out_stride_n, initial_stride_m, initial_stride_n, bias_stride,
-    A_K_MAJOR: tl.constexpr, B_K_MAJOR: tl.constexpr, BIAS: tl.constexpr,
+    A_K_MAJOR: tl.constexpr, B_K_MAJOR: tl.constexpr, SWAPPED: tl.constexpr, BIAS: tl.constexpr,
     HAS_INITIAL: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BN2: tl.constexpr,
     BK: tl.constexpr, GROUP: tl.constexpr, PERSISTENT: tl.constexpr,
 ):  # fmt: skip
     """Tiles of a product whose operands TMA can read."""
     if PERSISTENT:
-        tiles = tl.cdiv(M, BM) * tl.cdiv(N, BN + BN2)
-        for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), flatten=True):
+        count = tl.cdiv(M, BM) * tl.cdiv(N, BN + BN2)
+        for tile in tl.range(tl.program_id(0), count, tl.num_programs(0), flatten=True):
             tma_tile(
                 tile, a_desc, b_desc, b2_desc, out_ptr, bias_ptr, initial_ptr, M, N, steps,
                 out_stride_m, out_stride_n, initial_stride_m, initial_stride_n, bias_stride,
-                A_K_MAJOR, B_K_MAJOR, BIAS, HAS_INITIAL, BM, BN, BN2, BK, GROUP,
+                A_K_MAJOR, B_K_MAJOR, SWAPPED, BIAS, HAS_INITIAL, BM, BN, BN2, BK, GROUP,
             )  # fmt: skip
     else:
         tma_tile(
             tl.program_id(0), a_desc, b_desc, b2_desc, out_ptr, bias_ptr, initial_ptr, M, N,
             steps, out_stride_m, out_stride_n, initial_stride_m, initial_stride_n, bias_stride,
-            A_K_MAJOR, B_K_MAJOR, BIAS, HAS_INITIAL, BM, BN, BN2, BK, GROUP,
+            A_K_MAJOR, B_K_MAJOR, SWAPPED, BIAS, HAS_INITIAL, BM, BN, BN2, BK, GROUP,
         )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["steps"])
+@triton.jit(do_not_specialize=["M", "steps"])
 def chain_kernel(
     a_ptr, b_ptr, out_ptr, bias_ptr, initial_ptr, M, N, K, steps,
     a_stride_m, a_stride_k, b_stride_n, b_stride_k,
     out_stride_m, out_stride_n, initial_stride_m, initial_stride_n, bias_stride,
-    BIAS: tl.constexpr, HAS_INITIAL: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    BK: tl.constexpr, GROUP: tl.constexpr,
+    SWAPPED: tl.constexpr, BIAS: tl.constexpr, HAS_INITIAL: tl.constexpr, BM: tl.constexpr,
+    BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """One tile of a product, whatever the strides and the alignment of its operands."""
     tile = tl.program_id(0).to(tl.int64)
@@ -152,7 +154,7 @@ def chain_kernel(
     for _ in range(steps):
         a = load_block(a_ptr, row, M, k, K, a_stride_m, a_stride_k)
         b = load_block(b_ptr, column, N, k, K, b_stride_n, b_stride_k)
-        acc = mma_block(a, b.T, acc)
+        acc = mma_block(a, b.T, acc, SWAPPED)
         k += BK
     store_chain(
         out_ptr, bias_ptr, acc, row, column, M, N, out_stride_m, out_stride_n, bias_stride, BIAS
@@ -226,10 +228,11 @@ def product(
     out = torch.empty(a.shape[0], b.shape[0], dtype=dtype, device=a.device)
     if out.numel():
         left, right = operand(a), operand(b)
-        by_tma = left.tma and right.tma and has_tma(a.device)
+        by_tma = _reads_by_tma(left, right)
         if tile is None:
             fp32 = a.dtype == torch.float32
-            tile = choose(*out.shape, a.shape[1], by_tma=by_tma, fp32=fp32)
+            sizes = a.shape[0], b.shape[0], a.shape[1]
+            tile = tiles.choose(*sizes, by_tma=by_tma, fp32=fp32)
         axis = 0 if bias is None else 1
         c, start = out, initial
         if tile.swap:
@@ -239,21 +242,31 @@ def product(
     return out
 
 
+def candidates(a: torch.Tensor, b: torch.Tensor) -> tuple[Tile, ...]:
+    """Every tile that may serve operands of these layouts, of whatever size."""
+    by_tma = _reads_by_tma(operand(a), operand(b))
+    return tiles.candidates(by_tma=by_tma, fp32=a.dtype == torch.float32)
+
+
+def _reads_by_tma(left: Operand, right: Operand) -> bool:
+    return left.tma and right.tma and has_tma(left.tensor.device)
+
+
 def _launch_tma(
     left: Operand, right: Operand, bias: torch.Tensor | None, axis: int,
     start: torch.Tensor | None, c: torch.Tensor, tile: Tile,
 ) -> None:  # fmt: skip
-    tiles = triton.cdiv(c.shape[0], tile.m) * triton.cdiv(c.shape[1], tile.width)
-    programs = tiles
+    programs = triton.cdiv(c.shape[0], tile.m) * triton.cdiv(c.shape[1], tile.width)
     if tile.waves:
-        programs = min(tiles, tile.waves * multiprocessors(c.device))
+        programs = min(programs, tile.waves * multiprocessors(c.device))
     second = right.descriptor(tile.n2 or tile.n, tile.k)
     strides, pointers = _out_strides(c, bias, start)
     launch_triton(
         chain_tma_kernel, (programs,), left.descriptor(tile.m, tile.k),
         right.descriptor(tile.n, tile.k), second, *pointers, *c.shape,
         triton.cdiv(left.tensor.shape[1], tile.k), *strides,
-        A_K_MAJOR=left.k_major, B_K_MAJOR=right.k_major, BIAS=axis, HAS_INITIAL=start is not None,
+        A_K_MAJOR=left.k_major, B_K_MAJOR=right.k_major, SWAPPED=tile.swap, BIAS=axis,
+        HAS_INITIAL=start is not None,
         BM=tile.m, BN=tile.n, BN2=tile.n2, BK=tile.k, GROUP=tile.group,
         PERSISTENT=tile.waves > 0, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
@@ -263,14 +276,15 @@ def _launch(
     left: Operand, right: Operand, bias: torch.Tensor | None, axis: int,
     start: torch.Tensor | None, c: torch.Tensor, tile: Tile,
 ) -> None:  # fmt: skip
-    tiles = triton.cdiv(c.shape[0], tile.m) * triton.cdiv(c.shape[1], tile.n)
+    programs = triton.cdiv(c.shape[0], tile.m) * triton.cdiv(c.shape[1], tile.n)
     strides, pointers = _out_strides(c, bias, start)
     k = left.tensor.shape[1]
     launch_triton(
-        chain_kernel, (tiles,), left.tensor, right.tensor, *pointers, *c.shape, k,
+        chain_kernel, (programs,), left.tensor, right.tensor, *pointers, *c.shape, k,
         triton.cdiv(k, tile.k), *left.tensor.stride(), *right.tensor.stride(), *strides,
-        BIAS=axis, HAS_INITIAL=start is not None, BM=tile.m, BN=tile.n, BK=tile.k,
-        GROUP=tile.group, num_warps=tile.warps, num_stages=tile.stages,
+        SWAPPED=tile.swap, BIAS=axis, HAS_INITIAL=start is not None,
+        BM=tile.m, BN=tile.n, BK=tile.k, GROUP=tile.group,
+        num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
 
 

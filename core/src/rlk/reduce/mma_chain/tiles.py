@@ -87,3 +87,17 @@ def choose(m: int, n: int, k: int, *, by_tma: bool, fp32: bool) -> Tile:
 def candidates(*, by_tma: bool, fp32: bool) -> tuple[Tile, ...]:
     """Every tile that `choose` may return."""
     return tuple(dict.fromkeys(row.tile for row in TABLES[by_tma, fp32]))
+
+
+# The shapes that kernel_cuda.cu has; their blocks of K and stages are written there.
+CUDA = (
+    Row(Tile(16, 32, 128, 4, 4), m=16),
+    Row(Tile(64, 64, 64, 4, 4), m=256),
+    Row(Tile(64, 64, 64, 4, 4), k=128),
+    Row(Tile(128, 128, 64, 8, 3)),
+)
+
+
+def choose_cuda(m: int, n: int, k: int) -> Tile:
+    """The tile of the CUDA kernel for a product [m, k] by [n, k]."""
+    return next(row.tile for row in CUDA if m <= row.m and n <= row.n and k <= row.k)
