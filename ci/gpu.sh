@@ -72,9 +72,15 @@ build() {
     local operators=$!
     "$PYTHON" -c "
 import torch
+from rlk.reduce import mma_chain
+one = torch.ones(1, 1, device='cuda')
+mma_chain.product(one, one, backend='cuda')" &
+    local products=$!
+    "$PYTHON" -c "
+import torch
 from rlk.reduce import exact_sum
 exact_sum.round(exact_sum.new(1, 'cuda'), torch.float32, backend='cuda')" || { wait; return 1; }
-    wait "$operators"
+    wait "$products" && wait "$operators"
 }
 gpu_files() { grep -rlE 'pytest\.mark\.gpu|\(OperatorSuite\)' --include='test_*.py' "$@"; }
 tests() {

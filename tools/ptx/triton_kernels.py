@@ -48,6 +48,11 @@ class Launch:
         """The file of the kernel."""
         return Path(inspect.getsourcefile(self.kernel.fn) or "")
 
+    @property
+    def oldest(self) -> int:
+        """The compute capability, times ten, from which on it is launched."""
+        return 90 if any(kind.startswith("tensordesc") for _, kind in self.signature) else 80
+
     def __str__(self) -> str:
         types = ", ".join(kind for _, kind in self.signature if kind != "constexpr")
         return f"{self.kernel.__name__}({types})"
@@ -107,6 +112,20 @@ def run_exact_sum() -> None:
     kernel_triton.merge(state, state)
 
 
+def run_mma_chain() -> None:
+    """Call the products of MMA chains, public too, by every tile of their tables."""
+    from rlk.reduce.mma_chain import kernel_triton
+
+    size = 4 * _ALIGNMENT
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        operand = torch.zeros(size, size, dtype=dtype)
+        for view in (operand, operand[:, 1:]):
+            for tile in kernel_triton.candidates(view, view):
+                kernel_triton.product(view, view, operand[0], None, dtype, tile)
+        start = torch.zeros(size, size)
+        kernel_triton.product(operand.t(), operand.t(), None, start, torch.float32)
+
+
 def available() -> bool:
     """Whether Triton is installed."""
     return importlib.util.find_spec("triton") is not None
@@ -134,6 +153,9 @@ def compile_launch(taken: Launch, arch: str) -> str:
 def _type(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         return _POINTERS[value.dtype]
+    if hasattr(value, "block_shape"):
+        element = _POINTERS[value.base.dtype].removeprefix("*")
+        return f"tensordesc<{element}{list(value.block_shape)}>"
     if isinstance(value, bool):
         return "i1"
     if isinstance(value, int):

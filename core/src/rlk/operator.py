@@ -31,18 +31,24 @@ class Tensor:
     `shape` holds symbols; a leading "..." stands for any number of axes, which core brings to
     the operator's `row_axes` before a backend sees them. `dtype` lists what is accepted: dtype
     names, or "=x" for the dtype of input `x`. `gradient` is "row" (one per row), "parameter" (an
-    exact sum over rows) or None.
+    exact sum over rows), "chain" (a sum over rows in ascending order, which depends on where a row
+    stands) or None.
     """
 
     name: str
     shape: tuple[str, ...]
     dtype: tuple[str, ...]
-    gradient: Literal["row", "parameter"] | None = None
+    gradient: Literal["row", "parameter", "chain"] | None = None
 
     @property
     def has_rows(self) -> bool:
         """Whether it has leading axes, over which rows are counted."""
         return self.shape[:1] == ("...",)
+
+    @property
+    def is_parameter(self) -> bool:
+        """Whether its gradient is a sum over rows."""
+        return self.gradient in ("parameter", "chain")
 
 
 @dataclass(frozen=True)
@@ -74,10 +80,14 @@ class Reduction:
 
 @dataclass(frozen=True)
 class Claim:
-    """A guarantee by name, for these tensors (outputs, saved state, gradients as `dx`)."""
+    """A guarantee by name, for these tensors (outputs, saved state, gradients as `dx`).
+
+    `among` names the only backends whose bits are equal; golden's then agree in value alone.
+    """
 
     word: str
     tensors: tuple[str, ...]
+    among: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -125,8 +135,8 @@ class Operator:
 
         forward(*inputs, **scalars) -> (*outputs, *saved)
         backward(*output_gradients, *inputs, *saved, needs=..., **scalars) -> one per input
-            with a gradient: row gradients as tensors, parameter gradients as int64 exact
-            state, None for each name missing from `needs`
+            with a gradient: row and chain gradients as tensors, parameter gradients as int64
+            exact state, None for each name missing from `needs`
 
     with leading axes brought to `row_axes`: flattened to one by default, or, where kernels need the
     strides of several, the outer ones flattened or of size 1. Both are called only with at least
@@ -137,6 +147,10 @@ class Operator:
     shape and dtype; nothing else takes a gradient. Backward reads no value of them: they are not
     kept, and it gets the output gradients in their place. Its derivative is forward, so there are
     derivatives of every order.
+
+    `casts` names values between the steps that are rounded to the dtype of the first input, as
+    part of the formula. The oracle then takes `cast`: `cast(value)` rounds it there too, and
+    `cast(value, gradient=True)` its gradient as well; without the argument nothing is rounded.
     """
 
     name: str
@@ -147,7 +161,7 @@ class Operator:
     outputs: tuple[Tensor, ...]
     saved: tuple[Tensor, ...]
     reductions: tuple[Reduction, ...]
-    category: Literal["elementwise", "reduction"]
+    category: Literal["elementwise", "reduction", "product"]
     claims: tuple[Claim, ...]
     workloads: tuple[Workload, ...]
     oracle: Callable[..., Any]
@@ -158,6 +172,9 @@ class Operator:
     linear: bool = False
     # Sizes of no model at which kernels go wrong, where there is more than one symbol.
     odd_sizes: tuple[Mapping[str, int], ...] = ()
+    # Sizes that gates take in place of the smallest real one, where golden would take too long.
+    gate_sizes: Mapping[str, int] = field(default_factory=dict)
+    casts: tuple[str, ...] = ()
 
     @property
     def differentiable(self) -> tuple[Tensor, ...]:
@@ -166,8 +183,18 @@ class Operator:
 
     @property
     def parameters(self) -> tuple[Tensor, ...]:
-        """The inputs whose gradient is an exact sum over rows."""
+        """The inputs whose gradient is a sum over rows, exact or a chain."""
+        return tuple(t for t in self.inputs if t.is_parameter)
+
+    @property
+    def exact_parameters(self) -> tuple[Tensor, ...]:
+        """The inputs whose gradient is an exact sum over rows, which leaves backward as state."""
         return tuple(t for t in self.inputs if t.gradient == "parameter")
+
+    @property
+    def chain_parameters(self) -> tuple[Tensor, ...]:
+        """The inputs whose gradient is a chain over rows, which backward returns finished."""
+        return tuple(t for t in self.inputs if t.gradient == "chain")
 
     @property
     def free_scalars(self) -> tuple[Scalar, ...]:
@@ -186,3 +213,7 @@ class Operator:
     def claimed(self, word: str) -> tuple[str, ...]:
         """The tensors for which the operator claims `word`."""
         return tuple(t for claim in self.claims if claim.word == word for t in claim.tensors)
+
+    def equal_among(self, tensor: str) -> tuple[str, ...]:
+        """The only backends whose bits are equal for a tensor; empty where golden's are too."""
+        return next((c.among for c in self.claims if c.among and tensor in c.tensors), ())

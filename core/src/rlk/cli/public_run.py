@@ -9,6 +9,7 @@ from rlk import registry
 from rlk.gates.inputs import Fixture, smallest_workload
 from rlk.launch import trace
 from rlk.operator import Operator
+from rlk.parts import cut_like, tensors_in
 
 
 @dataclass(frozen=True)
@@ -29,13 +30,13 @@ def run(
         for t in operator.inputs
     }
     with trace() as launches, torch.set_grad_enabled(grad):
-        results = function(**leaves, **arguments, backend=backend)
-        outputs = results if isinstance(results, tuple) else (results,)
-        tensors = dict(zip((t.name for t in operator.outputs), outputs, strict=True))
+        outputs = tensors_in(function(**leaves, **arguments, backend=backend))
+        whole = outputs if len(outputs) == len(operator.outputs) else (torch.cat(outputs, -1),)
+        tensors = dict(zip((t.name for t in operator.outputs), whole, strict=True))
         if grad:
             wanted = [leaves[t.name] for t in operator.differentiable]
             upstream = [batch.upstream[t.name].to(device) for t in operator.outputs]
-            gradients = torch.autograd.grad(outputs, wanted, upstream)
+            gradients = torch.autograd.grad(outputs, wanted, cut_like(upstream, outputs))
             names = [f"d{t.name}" for t in operator.differentiable]
             tensors |= zip(names, gradients, strict=True)
     return Results(

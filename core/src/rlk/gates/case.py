@@ -7,8 +7,10 @@ from typing import get_args
 import torch
 
 from rlk.errors import RlkError
+from rlk.gates.inputs import judged_sizes
 from rlk.gates.record import Judgment
 from rlk.operator import Operator
+from rlk.reduce import mma_chain
 
 JUDGMENTS: tuple[Judgment, ...] = get_args(Judgment)
 # The seed of fixtures unless another is asked for; any seed must pass.
@@ -36,6 +38,13 @@ class Case:
         """The command that repeats this case alone."""
         tier = "" if self.tier == "short" else f" --tier {self.tier}"
         return f"rlk gate --case {self.identity} --seed {self.seed}{tier}"
+
+    @property
+    def sizes(self) -> dict[str, dict[str, int]]:
+        """Sizes to judge, by a prefix for their records."""
+        # Golden has no kernel that another size could turn to.
+        short = self.backend == "golden" and self.operator.gate_sizes
+        return judged_sizes(self.operator, "short" if short else self.tier)
 
     @property
     def device(self) -> torch.device:
@@ -85,6 +94,10 @@ def _is_claimed(operator: Operator, backend: str, judgment: str) -> bool:
     if judgment == "gpu_to_gpu":
         # Golden is what other machines are compared with.
         return backend != "golden" and bool(operator.claimed(judgment))
+    if judgment == "mma_schedule":
+        # Golden has no tiles: it defines the values, not the bits of tensor cores.
+        chained = any(r.primitive == "mma_chain" for r in operator.reductions)
+        return chained and backend in mma_chain.BACKENDS and backend != "golden"
     if judgment in ("repeatable", "order_free", "backend_equal"):
         return bool(operator.claimed(judgment))
     return True

@@ -49,8 +49,11 @@ def scalar_variants(operator: Operator) -> dict[str, dict[str, Any]]:
 
 
 def smallest_sizes(operator: Operator) -> dict[str, int]:
-    """Symbol values of the operator's smallest real workload, without the row count."""
-    return without_rows(smallest_workload(operator).sizes)
+    """Symbol values of the operator's smallest real workload, without the row count.
+
+    Or those declared for gates, where golden takes too long at real ones.
+    """
+    return dict(operator.gate_sizes) or without_rows(smallest_workload(operator).sizes)
 
 
 def smallest_workload(operator: Operator) -> Workload:
@@ -66,14 +69,16 @@ def without_rows(sizes: Mapping[str, int]) -> dict[str, int]:
 def edge_sizes(operator: Operator, lengths: Iterable[int]) -> list[dict[str, int]]:
     """Sizes off those of models: these lengths of a row, or what is declared where rows have axes.
 
-    Rows of several axes have no length that would do for all; every real size belongs to theirs.
+    Rows of several axes have no length that would do for all; every real size belongs to theirs,
+    unless golden takes too long there.
     """
     symbols = {s for t in operator.inputs for s in t.shape} - {"..."}
     if len(symbols) == 1:
         (symbol,) = symbols
         return [{symbol: length} for length in lengths]
     found = [smallest_sizes(operator)]
-    for sizes in (*(without_rows(w.sizes) for w in operator.workloads), *operator.odd_sizes):
+    real = [] if operator.gate_sizes else [without_rows(w.sizes) for w in operator.workloads]
+    for sizes in (*real, *operator.odd_sizes):
         if sizes not in found:
             found.append(dict(sizes))
     return found[1:]
@@ -124,9 +129,10 @@ def fixture(
     for position, declared in enumerate(operator.inputs):
         generator = torch.Generator().manual_seed(seed * 1009 + position)
         shape = row_shape(declared, sizes)
-        if declared.gradient == "parameter":
-            tensor = torch.randn(shape, generator=generator) * 0.5 + 1.0
-            made[declared.name] = tensor.to(_dtype(declared, made, dtype, parameter_dtype))
+        if declared.is_parameter:
+            tensor = _parameter(declared, generator, shape)
+            other = parameter_dtype if parameter_dtype in declared.dtype else None
+            made[declared.name] = tensor.to(_dtype(declared, made, dtype, other))
         else:
             wanted = _dtype(declared, made, dtype, None)
             fill = values if values and declared.gradient else _normal
@@ -138,6 +144,16 @@ def fixture(
         tensor = (values or _normal)(generator, row_shape(declared, sizes), wanted)
         upstream[declared.name] = (tensor * UPSTREAM_SCALE).to(wanted)
     return Fixture(made, upstream, dict(scalars or default_scalars(operator)))
+
+
+def _parameter(
+    declared: Tensor, generator: torch.Generator, shape: tuple[int, ...]
+) -> torch.Tensor:
+    normal = torch.randn(shape, generator=generator)
+    if declared.gradient == "chain":
+        # A factor of products: sums of them keep the scale of the rows, and cancel.
+        return normal / shape[-1] ** 0.5
+    return normal * 0.5 + 1.0
 
 
 def row_shape(declared: Tensor, sizes: Mapping[str, int]) -> tuple[int, ...]:

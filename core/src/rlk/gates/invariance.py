@@ -8,11 +8,11 @@ import torch
 
 from rlk.compare import same_bits
 from rlk.gates.candidate import Candidate, Run
+from rlk.gates.chains import chain_records
 from rlk.gates.inputs import (
     SAMPLE_LENGTHS,
     Fixture,
     fixture,
-    judged_sizes,
     reach,
     smallest_sizes,
 )
@@ -50,16 +50,17 @@ def forward_invariance(verdict: Verdict) -> list[Record]:
 
 
 def gradient_invariance(verdict: Verdict) -> list[Record]:
-    """Row gradients as forward; parameter gradients through merged exact states."""
+    """Row gradients as forward; parameter gradients through merged exact states, or as chains."""
     operator = verdict.case.operator
     names = [f"d{t.name}" for t in operator.differentiable if t.gradient == "row"]
-    return row_records(verdict, names) + parameter_records(verdict)
+    records = row_records(verdict, names) + parameter_records(verdict)
+    return records + (chain_records(verdict) if operator.chain_parameters else [])
 
 
 def row_records(verdict: Verdict, names: list[str]) -> list[Record]:
     """Each row tensor in each configuration against the canonical one."""
     records = []
-    for prefix, sizes in judged_sizes(verdict.case.operator, verdict.case.tier).items():
+    for prefix, sizes in verdict.case.sizes.items():
         records += _matrix_records(verdict, names, sizes, prefix)
     if verdict.case.tier == "full":
         records += _neighbour_records(verdict, names)
@@ -132,9 +133,9 @@ def _arrangement_records(
 def parameter_records(verdict: Verdict) -> list[Record]:
     """Exact parameter gradients of each configuration, and sums over all singletons."""
     records: list[Record] = []
-    if not verdict.case.operator.parameters:
+    if not verdict.case.operator.exact_parameters:
         return records
-    for prefix, sizes in judged_sizes(verdict.case.operator, verdict.case.tier).items():
+    for prefix, sizes in verdict.case.sizes.items():
         records += _parameter_matrix_records(verdict, sizes, prefix)
     return records
 

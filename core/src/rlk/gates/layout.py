@@ -154,7 +154,7 @@ def _ownership(verdict: Verdict, batch: Fixture) -> list[Record]:
         upstream = {n: t[:rows] for n, t in batch.upstream.items()}
         part = replace(batch, inputs=inputs, upstream=upstream)
         run = verdict.candidate.run_fixture(part)
-        returned = {**run.tensors, **verdict.candidate.row_gradients(part)}
+        returned = {**run.tensors, **verdict.candidate.finished_gradients(part)}
         for name, tensor in returned.items():
             faults = _not_owned(name, tensor, run)
             records.append(_owned(verdict, name, tensor, config, run, faults))

@@ -1,5 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Adaptive layer normalisation of Qwen-Image: same bits for a sample in any batch."""
 
-__all__: list[str] = []
+from rlk_qwenimage.adaln_mod_projection import (
+    BlockModulation,
+    FinalModulation,
+    Modulation,
+    adaln_mod_projection,
+)
+
+__all__ = ["BlockModulation", "FinalModulation", "Modulation", "adaln_mod_projection"]
 __version__ = "0.1.0"

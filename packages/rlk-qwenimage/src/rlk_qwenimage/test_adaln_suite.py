@@ -1,0 +1,13 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every operator must pass, inherited from core."""
+
+from rlk.pytest_plugin import OperatorSuite
+from rlk_qwenimage.adaln_mod_projection.operator import OPERATOR as ADALN_MOD_PROJECTION
+
+# The other backends are judged by `rlk gate --all`, which CI runs beside the tests.
+BACKENDS = ("golden",)
+
+
+class TestAdalnModProjection(OperatorSuite):
+    operator = ADALN_MOD_PROJECTION
+    backends = BACKENDS
