@@ -5,8 +5,15 @@ from rlk_qwenimage.adaln_mod_projection import (
     BlockModulation,
     FinalModulation,
     Modulation,
+    ModulationLinear,
     adaln_mod_projection,
 )
 
-__all__ = ["BlockModulation", "FinalModulation", "Modulation", "adaln_mod_projection"]
+__all__ = [
+    "BlockModulation",
+    "FinalModulation",
+    "Modulation",
+    "ModulationLinear",
+    "adaln_mod_projection",
+]
 __version__ = "0.1.0"

@@ -10,7 +10,13 @@ from rlk.publish import publish
 
 from .operator import OPERATOR
 
-__all__ = ["BlockModulation", "FinalModulation", "Modulation", "adaln_mod_projection"]
+__all__ = [
+    "BlockModulation",
+    "FinalModulation",
+    "Modulation",
+    "ModulationLinear",
+    "adaln_mod_projection",
+]
 
 _published = publish(OPERATOR)
 # How many parts a stream cuts mod in.
@@ -95,3 +101,7 @@ def _parts(weight: torch.Tensor, stream: str) -> int:
             f"{stream!r}, got {list(weight.shape)}"
         )
     return parts
+
+
+# Last, as the module calls what stands above.
+from .module import ModulationLinear  # noqa: E402
