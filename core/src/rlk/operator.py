@@ -172,7 +172,8 @@ class Operator:
     linear: bool = False
     # Sizes of no model at which kernels go wrong, where there is more than one symbol.
     odd_sizes: tuple[Mapping[str, int], ...] = ()
-    # Sizes that gates take in place of the smallest real one, where golden would take too long.
+    # What gates take in place of real sizes where golden would take too long there: these and the
+    # odd ones. Tests of the operator's own then judge its kernels at real sizes.
     gate_sizes: Mapping[str, int] = field(default_factory=dict)
     casts: tuple[str, ...] = ()
 

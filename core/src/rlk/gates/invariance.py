@@ -13,6 +13,7 @@ from rlk.gates.inputs import (
     SAMPLE_LENGTHS,
     Fixture,
     fixture,
+    judged_sizes,
     reach,
     smallest_sizes,
 )
@@ -60,7 +61,7 @@ def gradient_invariance(verdict: Verdict) -> list[Record]:
 def row_records(verdict: Verdict, names: list[str]) -> list[Record]:
     """Each row tensor in each configuration against the canonical one."""
     records = []
-    for prefix, sizes in verdict.case.sizes.items():
+    for prefix, sizes in judged_sizes(verdict.case.operator, verdict.case.tier).items():
         records += _matrix_records(verdict, names, sizes, prefix)
     if verdict.case.tier == "full":
         records += _neighbour_records(verdict, names)
@@ -135,7 +136,7 @@ def parameter_records(verdict: Verdict) -> list[Record]:
     records: list[Record] = []
     if not verdict.case.operator.exact_parameters:
         return records
-    for prefix, sizes in verdict.case.sizes.items():
+    for prefix, sizes in judged_sizes(verdict.case.operator, verdict.case.tier).items():
         records += _parameter_matrix_records(verdict, sizes, prefix)
     return records
 
