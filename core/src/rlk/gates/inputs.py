@@ -63,6 +63,21 @@ def without_rows(sizes: Mapping[str, int]) -> dict[str, int]:
     return {symbol: value for symbol, value in sizes.items() if symbol != "T"}
 
 
+def real_sizes(operator: Operator) -> list[dict[str, int]]:
+    """Sizes of the rows of models, each once and the smallest first.
+
+    A row whose tokens are summed has the fewest: more of them are judged as rows of their own.
+    """
+    axis = operator.token_axis
+    fewest = {axis: min(w.sizes[axis] for w in operator.workloads)} if axis else {}
+    found = [smallest_sizes(operator)]
+    for workload in operator.workloads:
+        sizes = {**without_rows(workload.sizes), **fewest}
+        if sizes not in found:
+            found.append(sizes)
+    return found
+
+
 def edge_sizes(operator: Operator, lengths: Iterable[int]) -> list[dict[str, int]]:
     """Sizes off those of models: these lengths of a row, or what is declared where rows have axes.
 
@@ -72,22 +87,17 @@ def edge_sizes(operator: Operator, lengths: Iterable[int]) -> list[dict[str, int
     if len(symbols) == 1:
         (symbol,) = symbols
         return [{symbol: length} for length in lengths]
-    found = [smallest_sizes(operator)]
-    for sizes in (*(without_rows(w.sizes) for w in operator.workloads), *operator.odd_sizes):
-        if sizes not in found:
-            found.append(dict(sizes))
+    found = real_sizes(operator)
+    found += [dict(sizes) for sizes in operator.odd_sizes if sizes not in found]
     return found[1:]
 
 
 def judged_sizes(operator: Operator, tier: str) -> dict[str, dict[str, int]]:
     """Sizes to judge, by a prefix for their records: the smallest, and in full every real one."""
-    smallest = smallest_sizes(operator)
+    smallest, *others = real_sizes(operator)
     found = {"": smallest}
     if tier == "full":
-        for workload in operator.workloads:
-            sizes = without_rows(workload.sizes)
-            if sizes not in found.values():
-                found[f"{label(sizes)}_"] = sizes
+        found |= {f"{label(sizes)}_": sizes for sizes in others}
     return found
 
 
