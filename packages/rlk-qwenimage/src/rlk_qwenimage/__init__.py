@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Adaptive layer normalisation of Qwen-Image: same bits for a sample in any batch."""
 
-__all__: list[str] = []
+from rlk_qwenimage.layer_norm_modulate import layer_norm_modulate
+
+__all__ = ["layer_norm_modulate"]
 __version__ = "0.1.0"
