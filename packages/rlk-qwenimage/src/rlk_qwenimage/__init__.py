@@ -7,6 +7,13 @@ from rlk_qwenimage.adaln_mod_projection import (
     Modulation,
     adaln_mod_projection,
 )
+from rlk_qwenimage.layer_norm_modulate import layer_norm_modulate
 
-__all__ = ["BlockModulation", "FinalModulation", "Modulation", "adaln_mod_projection"]
+__all__ = [
+    "BlockModulation",
+    "FinalModulation",
+    "Modulation",
+    "adaln_mod_projection",
+    "layer_norm_modulate",
+]
 __version__ = "0.1.0"
