@@ -106,7 +106,7 @@ def arranged(tensor: torch.Tensor, layout: str, device: str) -> torch.Tensor:
 
 
 def run_operator(case: Case, operator: Operator, device: str) -> None:
-    """Forward and backward with all gradients and with dweight alone."""
+    """Forward and backward with all gradients and with the exact sums alone."""
     from rlk.execution import Execution
 
     seed = sum(case.sizes.values())
@@ -120,7 +120,7 @@ def run_operator(case: Case, operator: Operator, device: str) -> None:
         scalars: tuple[Any, ...] = tuple(batch.scalars.values())
         found = list(execution.forward(*tensors, *scalars, backend))
         saved = found[len(operator.outputs) :]
-        alone = [t.gradient == "parameter" for t in operator.differentiable]
+        alone = [f"d{t.name}" in operator.exact_sums for t in operator.differentiable]
         for needs in ([True] * len(alone), alone):
             found += execution.backward(*upstream, *tensors, *saved, *scalars, *needs, backend)
         return found

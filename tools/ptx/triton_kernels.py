@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from rlk import launch
-from rlk.gates.inputs import edge_sizes, without_rows
+from rlk.gates.inputs import edge_sizes, real_sizes
 from rlk.operator import Operator, Scalar, Tensor
 
 # Kernels are named in a signature by these words.
@@ -167,8 +167,7 @@ def _inputs(operator: Operator) -> Iterator[list[torch.Tensor]]:
     rules = [tensor.dtype for tensor in operator.inputs]
     leading = [1] * (len(operator.row_axes) - 1) + [_ROWS]
     # One size of no model: nothing divides it.
-    sizes = [without_rows(w.sizes) for w in operator.workloads]
-    sizes += edge_sizes(operator, (_ODD_SIZE,))[-1:]
+    sizes = real_sizes(operator) + edge_sizes(operator, (_ODD_SIZE,))[-1:]
     for choice, size in itertools.product(itertools.product(*rules), sizes):
         chosen: dict[str, torch.dtype] = {}
         for tensor, rule in zip(operator.inputs, choice, strict=True):

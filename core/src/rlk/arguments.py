@@ -157,7 +157,8 @@ def _check_shape(
             raise _error(operator, declared.name, wanted, str(list(tensor.shape)))
     if not declared.has_rows:
         return
-    if 0 in tensor.shape[leading:]:
+    sizes_of_a_row = zip(symbols, tensor.shape[leading:], strict=True)
+    if 0 in [size for symbol, size in sizes_of_a_row if symbol != operator.token_axis]:
         raise _error(
             operator, declared.name, f"{wanted} with no empty row", str(list(tensor.shape))
         )

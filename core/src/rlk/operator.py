@@ -32,7 +32,8 @@ class Tensor:
     the operator's `row_axes` before a backend sees them. `dtype` lists what is accepted: dtype
     names, or "=x" for the dtype of input `x`. `gradient` is "row" (one per row), "parameter" (an
     exact sum over rows), "chain" (a sum over rows in ascending order, which depends on where a row
-    stands) or None.
+    stands) or None. A row gradient may itself be an exact sum, along an axis of the row; the
+    backend rounds it.
     """
 
     name: str
@@ -172,7 +173,8 @@ class Operator:
     linear: bool = False
     # Sizes of no model at which kernels go wrong, where there is more than one symbol.
     odd_sizes: tuple[Mapping[str, int], ...] = ()
-    # Sizes that gates take in place of the smallest real one, where golden would take too long.
+    # What gates take in place of real sizes where golden would take too long there: these and the
+    # odd ones. Tests of the operator's own then judge its kernels at real sizes.
     gate_sizes: Mapping[str, int] = field(default_factory=dict)
     casts: tuple[str, ...] = ()
 
@@ -195,6 +197,17 @@ class Operator:
     def chain_parameters(self) -> tuple[Tensor, ...]:
         """The inputs whose gradient is a chain over rows, which backward returns finished."""
         return tuple(t for t in self.inputs if t.gradient == "chain")
+
+    @property
+    def exact_sums(self) -> tuple[str, ...]:
+        """The results that are exact sums, over rows or within one."""
+        return tuple(dict.fromkeys(r.result for r in self.reductions if r.primitive == "exact_sum"))
+
+    @property
+    def token_axis(self) -> str | None:
+        """The axis within a row along which exact sums run: the first one, and it may be empty."""
+        inner = (r.axis for r in self.reductions if r.primitive == "exact_sum" and r.axis != "T")
+        return next(inner, None)
 
     @property
     def free_scalars(self) -> tuple[Scalar, ...]:

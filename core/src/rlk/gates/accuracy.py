@@ -11,7 +11,7 @@ import torch
 from rlk import compare, contract
 from rlk.arguments import dtype_name
 from rlk.gates.candidate import Run
-from rlk.gates.inputs import Fixture, fixture, scalar_variants
+from rlk.gates.inputs import Fixture, fixture, judged_sizes, scalar_variants
 from rlk.gates.record import Record
 from rlk.gates.verdict import Verdict
 from rlk.operator import Operator
@@ -102,7 +102,8 @@ def judge_tensor(
     The ceiling is element-wise atol + rtol * |expected|. Under it, the largest error is bounded
     in ulp at the reference's root mean square, or at the element where that is larger. In narrow
     dtypes nearly every element of a row tensor or chain must be the correctly rounded one; an exact
-    sum has too few elements for a fraction, and sums the roundings of its contributions.
+    sum has too few elements for a fraction, and sums the roundings of its contributions. A chain
+    may be small too: where one element would be too many, there is no fraction.
     """
     actual = actual.detach().cpu()
     forward = name in {t.name for t in operator.outputs + operator.saved}
@@ -124,8 +125,10 @@ def judge_tensor(
         )
     if not worst <= bound.max_ulp_at_rms:
         faults.append(f"largest error {worst:.3g} ulp at RMS, bound {bound.max_ulp_at_rms}")
-    many = name not in {f"d{t.name}" for t in operator.exact_parameters}
-    if many and correct < bound.correctly_rounded:
+    exact = name in {f"d{t.name}" for t in operator.exact_parameters}
+    chain = name in {f"d{t.name}" for t in operator.chain_parameters}
+    few = exact or (chain and (1 - bound.correctly_rounded) * rounded.numel() < 1)
+    if not few and correct < bound.correctly_rounded:
         faults.append(f"{correct:.5f} correctly rounded, bound {bound.correctly_rounded}")
     return Accuracy(
         faults=tuple(faults),
@@ -154,7 +157,9 @@ def _records(verdict: Verdict, names: list[str]) -> list[Record]:
     case = verdict.case
     operator = case.operator
     records = []
-    sizes_and_scalars = product(case.sizes.items(), scalar_variants(operator).items())
+    sizes_and_scalars = product(
+        judged_sizes(operator, case.tier).items(), scalar_variants(operator).items()
+    )
     for (prefix, sizes), (config, scalars) in sizes_and_scalars:
         batch = fixture(
             operator, case.dtype, rows=ROWS, sizes=sizes, seed=case.seed, scalars=scalars

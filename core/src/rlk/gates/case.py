@@ -7,7 +7,6 @@ from typing import get_args
 import torch
 
 from rlk.errors import RlkError
-from rlk.gates.inputs import judged_sizes
 from rlk.gates.record import Judgment
 from rlk.operator import Operator
 from rlk.reduce import mma_chain
@@ -38,13 +37,6 @@ class Case:
         """The command that repeats this case alone."""
         tier = "" if self.tier == "short" else f" --tier {self.tier}"
         return f"rlk gate --case {self.identity} --seed {self.seed}{tier}"
-
-    @property
-    def sizes(self) -> dict[str, dict[str, int]]:
-        """Sizes to judge, by a prefix for their records."""
-        # Golden has no kernel that another size could turn to.
-        short = self.backend == "golden" and self.operator.gate_sizes
-        return judged_sizes(self.operator, "short" if short else self.tier)
 
     @property
     def device(self) -> torch.device:

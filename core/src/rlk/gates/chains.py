@@ -3,7 +3,7 @@
 
 import torch
 
-from rlk.gates.inputs import SAMPLE_LENGTHS, Fixture, fixture
+from rlk.gates.inputs import SAMPLE_LENGTHS, Fixture, fixture, judged_sizes
 from rlk.gates.record import Record
 from rlk.gates.verdict import Verdict
 
@@ -18,7 +18,7 @@ def chain_records(verdict: Verdict) -> list[Record]:
     """
     case = verdict.case
     records = []
-    for prefix, sizes in case.sizes.items():
+    for prefix, sizes in judged_sizes(case.operator, case.tier).items():
         rows = sum(SAMPLE_LENGTHS)
         batch = fixture(case.operator, case.dtype, rows=rows, sizes=sizes, seed=case.seed)
         for count in APPENDED:

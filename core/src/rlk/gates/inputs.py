@@ -66,6 +66,21 @@ def without_rows(sizes: Mapping[str, int]) -> dict[str, int]:
     return {symbol: value for symbol, value in sizes.items() if symbol != "T"}
 
 
+def real_sizes(operator: Operator) -> list[dict[str, int]]:
+    """Sizes of the rows of models, each once and the smallest first.
+
+    A row whose tokens are summed has the fewest: more of them are judged as rows of their own.
+    """
+    axis = operator.token_axis
+    fewest = {axis: min(w.sizes[axis] for w in operator.workloads)} if axis else {}
+    found = [smallest_sizes(operator)]
+    for workload in operator.workloads:
+        sizes = {**without_rows(workload.sizes), **fewest}
+        if sizes not in found:
+            found.append(sizes)
+    return found
+
+
 def edge_sizes(operator: Operator, lengths: Iterable[int]) -> list[dict[str, int]]:
     """Sizes off those of models: these lengths of a row, or what is declared where rows have axes.
 
@@ -76,23 +91,25 @@ def edge_sizes(operator: Operator, lengths: Iterable[int]) -> list[dict[str, int
     if len(symbols) == 1:
         (symbol,) = symbols
         return [{symbol: length} for length in lengths]
-    found = [smallest_sizes(operator)]
-    real = [] if operator.gate_sizes else [without_rows(w.sizes) for w in operator.workloads]
-    for sizes in (*real, *operator.odd_sizes):
-        if sizes not in found:
-            found.append(dict(sizes))
-    return found[1:]
+    real = [] if operator.gate_sizes else real_sizes(operator)[1:]
+    return real + _odd_sizes(operator, [smallest_sizes(operator), *real])
+
+
+def _odd_sizes(operator: Operator, known: list[dict[str, int]]) -> list[dict[str, int]]:
+    return [dict(sizes) for sizes in operator.odd_sizes if sizes not in known]
 
 
 def judged_sizes(operator: Operator, tier: str) -> dict[str, dict[str, int]]:
-    """Sizes to judge, by a prefix for their records: the smallest, and in full every real one."""
+    """Sizes to judge, by a prefix for their records: the smallest, and in full every real one.
+
+    Or, where golden takes too long there, every odd one.
+    """
     smallest = smallest_sizes(operator)
     found = {"": smallest}
     if tier == "full":
-        for workload in operator.workloads:
-            sizes = without_rows(workload.sizes)
-            if sizes not in found.values():
-                found[f"{label(sizes)}_"] = sizes
+        odd = _odd_sizes(operator, [smallest])
+        others = odd if operator.gate_sizes else real_sizes(operator)[1:]
+        found |= {f"{label(sizes)}_": sizes for sizes in others}
     return found
 
 

@@ -78,9 +78,10 @@ def layout(verdict: Verdict) -> list[Record]:
     )
     layouts = LAYOUTS
     if len(case.operator.row_axes) > 1:
+        batch = _in_samples(case.operator, batch)
+    if len(case.operator.row_axes) > 1 or case.operator.token_axis:
         # Strides of samples and of tokens are two.
         layouts = {**LAYOUTS, "swapped": swapped}
-        batch = _in_samples(case.operator, batch)
     expected = verdict.candidate.run_fixture(batch)
     records = []
     for name, rearrange in layouts.items():

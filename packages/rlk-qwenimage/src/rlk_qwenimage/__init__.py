@@ -8,6 +8,7 @@ from rlk_qwenimage.adaln_mod_projection import (
     ModulationLinear,
     adaln_mod_projection,
 )
+from rlk_qwenimage.layer_norm_modulate import layer_norm_modulate
 
 __all__ = [
     "BlockModulation",
@@ -15,5 +16,6 @@ __all__ = [
     "Modulation",
     "ModulationLinear",
     "adaln_mod_projection",
+    "layer_norm_modulate",
 ]
 __version__ = "0.1.0"

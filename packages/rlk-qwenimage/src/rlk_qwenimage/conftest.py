@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The backends and dtypes in which operators of this package are tested."""
+"""The backends that compute this package's operators on this machine."""
 
 import pytest
 

@@ -15,6 +15,12 @@ def _load_triton() -> ModuleType:
     return kernel_triton
 
 
+def _load_cuda() -> ModuleType:
+    from . import kernel_cuda
+
+    return kernel_cuda
+
+
 def _load_golden() -> ModuleType:
     from . import golden
 
@@ -70,6 +76,7 @@ OPERATOR = Operator(
     oracle=oracle.forward,
     backends=(
         backends.triton(_load_triton),
+        backends.cuda(_load_cuda),
         backends.golden(_load_golden),
     ),
 )
