@@ -7,6 +7,7 @@ from rlk_qwenimage.adaln_mod_projection import (
     Modulation,
     adaln_mod_projection,
 )
+from rlk_qwenimage.final_adaln_out import final_adaln_out
 from rlk_qwenimage.layer_norm_modulate import layer_norm_modulate
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "FinalModulation",
     "Modulation",
     "adaln_mod_projection",
+    "final_adaln_out",
     "layer_norm_modulate",
 ]
 __version__ = "0.1.0"
