@@ -169,11 +169,14 @@ def test_golden_of_float32_keeps_all_bits_of_a_step() -> None:
 def test_tables_every_size_finds_a_tile_and_fp32_its_block() -> None:
     from rlk.reduce.mma_chain import tiles
 
-    for by_tma in (True, False):
-        for fp32 in (True, False):
-            allowed = tiles.candidates(by_tma=by_tma, fp32=fp32)
+    for capability in ((8, 0), (8, 9), (9, 0), (10, 0), (12, 0)):
+        for by_tma, fp32 in ((True, True), (True, False), (False, True), (False, False)):
+            table = tiles.table_for(capability, by_tma=by_tma)
+            allowed = table.candidates(fp32=fp32)
             for m, n, k in ((1, 1, 0), (1, 6144, 3072), (2048, 18432, 3072), (6144, 3072, 1)):
-                assert tiles.choose(m, n, k, by_tma=by_tma, fp32=fp32) in allowed
+                assert table.choose(m, n, k, fp32=fp32) in allowed
             assert not fp32 or {t.k for t in allowed} == {tiles.FP32_BLOCK}
             # A second accumulator is read by a descriptor of its own.
             assert by_tma or not any(t.n2 or t.waves for t in allowed)
+            # From 64 rows on Triton compiles to tcgen05 there.
+            assert capability != (10, 0) or max(t.m for t in allowed) < 64
