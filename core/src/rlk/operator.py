@@ -109,11 +109,12 @@ class Backend:
 
 @dataclass(frozen=True)
 class Limit:
-    """A relation of sizes that a call must fulfil: factor * symbol <= most."""
+    """A relation of sizes that a call must fulfil: factor * symbol <= most, or = if `exactly`."""
 
     factor: int
     symbol: str
     most: str
+    exactly: bool = False
 
 
 @dataclass(frozen=True)

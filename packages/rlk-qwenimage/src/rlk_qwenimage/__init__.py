@@ -8,6 +8,7 @@ from rlk_qwenimage.adaln_mod_projection import (
     ModulationLinear,
     adaln_mod_projection,
 )
+from rlk_qwenimage.final_adaln_out import final_adaln_out
 from rlk_qwenimage.layer_norm_modulate import layer_norm_modulate
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "Modulation",
     "ModulationLinear",
     "adaln_mod_projection",
+    "final_adaln_out",
     "layer_norm_modulate",
 ]
 __version__ = "0.1.0"

@@ -3,6 +3,7 @@
 
 from rlk.pytest_plugin import OperatorSuite
 from rlk_qwenimage.adaln_mod_projection.operator import OPERATOR as ADALN_MOD_PROJECTION
+from rlk_qwenimage.final_adaln_out.operator import OPERATOR as FINAL_ADALN_OUT
 
 # The other backends are judged by `rlk gate --all`, which CI runs beside the tests.
 BACKENDS = ("golden",)
@@ -10,4 +11,9 @@ BACKENDS = ("golden",)
 
 class TestAdalnModProjection(OperatorSuite):
     operator = ADALN_MOD_PROJECTION
+    backends = BACKENDS
+
+
+class TestFinalAdalnOut(OperatorSuite):
+    operator = FINAL_ADALN_OUT
     backends = BACKENDS

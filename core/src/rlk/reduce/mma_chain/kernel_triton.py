@@ -10,9 +10,8 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from rlk.launch import launch_triton
-from rlk.reduce.mma_chain import tiles
 from rlk.reduce.mma_chain.device_triton import finish, mma_block, tile_place
-from rlk.reduce.mma_chain.tiles import Tile
+from rlk.reduce.mma_chain.tiles import Tile, table_for
 
 # 16 bytes: the alignment of a TMA descriptor's address and strides.
 ALIGNMENT = 16
@@ -203,9 +202,9 @@ def operand(tensor: torch.Tensor) -> Operand:
 
 
 @cache
-def has_tma(device: torch.device) -> bool:
-    """Whether tiles may be read by TMA: on Hopper and later, and in the interpreter."""
-    return device.type == "cpu" or torch.cuda.get_device_capability(device) >= (9, 0)
+def capability(device: torch.device) -> tuple[int, int]:
+    """The compute capability; in the interpreter that of Hopper."""
+    return (9, 0) if device.type == "cpu" else torch.cuda.get_device_capability(device)
 
 
 @cache
@@ -230,9 +229,9 @@ def product(
         left, right = operand(a), operand(b)
         by_tma = _reads_by_tma(left, right)
         if tile is None:
+            table = table_for(capability(a.device), by_tma=by_tma)
             fp32 = a.dtype == torch.float32
-            sizes = a.shape[0], b.shape[0], a.shape[1]
-            tile = tiles.choose(*sizes, by_tma=by_tma, fp32=fp32)
+            tile = table.choose(a.shape[0], b.shape[0], a.shape[1], fp32=fp32)
         axis = 0 if bias is None else 1
         c, start = out, initial
         if tile.swap:
@@ -244,12 +243,12 @@ def product(
 
 def candidates(a: torch.Tensor, b: torch.Tensor) -> tuple[Tile, ...]:
     """Every tile that may serve operands of these layouts, of whatever size."""
-    by_tma = _reads_by_tma(operand(a), operand(b))
-    return tiles.candidates(by_tma=by_tma, fp32=a.dtype == torch.float32)
+    table = table_for(capability(a.device), by_tma=_reads_by_tma(operand(a), operand(b)))
+    return table.candidates(fp32=a.dtype == torch.float32)
 
 
 def _reads_by_tma(left: Operand, right: Operand) -> bool:
-    return left.tma and right.tma and has_tma(left.tensor.device)
+    return left.tma and right.tma and capability(left.tensor.device) >= (9, 0)
 
 
 def _launch_tma(
@@ -259,11 +258,12 @@ def _launch_tma(
     programs = triton.cdiv(c.shape[0], tile.m) * triton.cdiv(c.shape[1], tile.width)
     if tile.waves:
         programs = min(programs, tile.waves * multiprocessors(c.device))
-    second = right.descriptor(tile.n2 or tile.n, tile.k)
+    first = right.descriptor(tile.n, tile.k)
+    second = right.descriptor(tile.n2, tile.k) if tile.n2 else first
     strides, pointers = _out_strides(c, bias, start)
     launch_triton(
         chain_tma_kernel, (programs,), left.descriptor(tile.m, tile.k),
-        right.descriptor(tile.n, tile.k), second, *pointers, *c.shape,
+        first, second, *pointers, *c.shape,
         triton.cdiv(left.tensor.shape[1], tile.k), *strides,
         A_K_MAJOR=left.k_major, B_K_MAJOR=right.k_major, SWAPPED=tile.swap, BIAS=axis,
         HAS_INITIAL=start is not None,

@@ -137,3 +137,46 @@ def test_product_that_wants_a_gradient_is_refused_unless_none_is_recorded() -> N
     )
     with torch.no_grad():
         assert mma_chain.product(A, b).tolist() == [[3.0, 3.0]] * 2
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="needs triton in its interpreter")
+@pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)
+@pytest.mark.parametrize("layout", ["k_major_padded", "row_major_padded", "unaligned"])
+def test_every_tile_in_the_interpreter_forms_the_chain_of_golden(layout, dtype) -> None:
+    from rlk.reduce.mma_chain import kernel_triton
+
+    generator = torch.Generator().manual_seed(10)
+    a, b = (torch.randn(n, 70, generator=generator).to(dtype) for n in (18, 35))
+    bias = torch.randn(35, generator=generator)
+    start = torch.randn(18, 35, generator=generator)
+    want = mma_chain.product(a, b, bias=bias, initial=start, dtype=torch.float32, backend="golden")
+    a, b = LAYOUTS[layout](a), LAYOUTS[layout](b)
+    tiles = kernel_triton.candidates(a, b)
+    assert len(tiles) > 2
+    for tile in tiles:
+        got = kernel_triton.product(a, b, bias, start, torch.float32, tile)
+        assert_same_bits(got, want, str(tile))
+
+
+def test_golden_of_float32_keeps_all_bits_of_a_step() -> None:
+    a = torch.tensor([[1 + 2.0**-23, 1.0]])
+    b = torch.tensor([[1 + 2.0**-23, -1.0]])
+    # (1 + 2^-23)^2 - 1 = 2^-22 + 2^-46
+    c = mma_chain.product(a, b, backend="golden")
+    assert_same_bits(c, torch.tensor([[2.0**-22 + 2.0**-46]], dtype=torch.float64).float())
+
+
+def test_tables_every_size_finds_a_tile_and_fp32_its_block() -> None:
+    from rlk.reduce.mma_chain import tiles
+
+    for capability in ((8, 0), (8, 9), (9, 0), (10, 0), (12, 0)):
+        for by_tma, fp32 in ((True, True), (True, False), (False, True), (False, False)):
+            table = tiles.table_for(capability, by_tma=by_tma)
+            allowed = table.candidates(fp32=fp32)
+            for m, n, k in ((1, 1, 0), (1, 6144, 3072), (2048, 18432, 3072), (6144, 3072, 1)):
+                assert table.choose(m, n, k, fp32=fp32) in allowed
+            assert not fp32 or {t.k for t in allowed} == {tiles.FP32_BLOCK}
+            # A second accumulator is read by a descriptor of its own.
+            assert by_tma or not any(t.n2 or t.waves for t in allowed)
+            # From 64 rows on Triton compiles to tcgen05 there.
+            assert capability != (10, 0) or max(t.m for t in allowed) < 64

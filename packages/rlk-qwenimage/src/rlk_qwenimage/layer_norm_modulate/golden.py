@@ -54,13 +54,15 @@ def input_gradient(g: torch.Tensor, xhat: torch.Tensor, rstd: torch.Tensor) -> t
 
 def token_sums(terms: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """[T, N] of dtype: the exact sums over tokens of FP32 terms [T, S, N], each rounded once."""
-    sums = []
-    for part in terms.split(max(1, SUMS // terms.shape[2])):
+    sums = torch.empty_like(terms[:, 0], dtype=dtype, memory_format=torch.contiguous_format)
+    group = max(1, SUMS // terms.shape[2])
+    # Written in place: autocast refuses to concatenate some dtypes.
+    for part, out in zip(terms.split(group), sums.split(group), strict=True):
         columns = part.movedim(1, 0).flatten(1)  # [S, T * N]
         empty = exact_sum.new(columns.shape[1], terms.device)
         state = exact_sum.add_rows(empty, columns, backend="golden")
-        sums.append(exact_sum.round(state, dtype, backend="golden").view(len(part), -1))
-    return torch.cat(sums)
+        out.copy_(exact_sum.round(state, dtype, backend="golden").view_as(out))
+    return sums
 
 
 def forward(

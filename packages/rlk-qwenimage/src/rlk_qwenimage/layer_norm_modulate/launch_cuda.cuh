@@ -60,12 +60,14 @@ cudaError_t forward(const Arguments<T>& a, int device, cudaStream_t stream) {
                                     : forward_by<T, false>(a, device, stream);
 }
 
-// How the sums are divided among `blocks`: all tokens of a sample to one block, or samples in
-// groups, each shared by several.
+// How tokens are divided among blocks: samples in groups, each in `parts` of `per` tokens; `shared` if
+// the sums of a sample are those of several blocks.
 struct SumPlan {
     bool shared;
     long long group, parts, per;
 };
+
+// Of whole samples, or of parts of them where that fills the device better.
 
 inline SumPlan plan_sums(long long samples, long long tokens, long long blocks) {
     const long long most = ceil_divide(tokens, LEAST_TOKENS);
@@ -81,6 +83,13 @@ inline SumPlan plan_sums(long long samples, long long tokens, long long blocks) 
     const long long turns_shared = groups * (ceil_divide(per, TURN) + GROUP_TURNS);
     if (turns_alone <= turns_shared) return {false, samples, 1, tokens};
     return {true, group, ceil_divide(tokens, per), per};
+}
+
+// The same for dx alone: as many tokens of one sample to a block as it takes to fill the device.
+inline SumPlan plan_rows(long long samples, long long tokens, long long blocks) {
+    long long per = ceil_divide(samples * tokens, blocks);
+    per = TURN * ceil_divide(per < LEAST_TOKENS ? LEAST_TOKENS : per, TURN);
+    return {false, samples, ceil_divide(tokens, per), per};
 }
 
 // One pass over all samples: dx and sums, or either; `workspace` gets the bytes that it takes
@@ -101,7 +110,7 @@ cudaError_t backward_wide_launch(Arguments<T> a, void* memory, int device, cudaS
     const int sums = SUMS ? (a.dscale != nullptr) + (a.dshift != nullptr) : 0;
     SumPlan plan = plan_sums(a.samples, a.tokens, blocks);
     // Without sums nothing is to be added up: every block takes some tokens of any sample.
-    if (sums == 0) plan = {false, a.samples, ceil_divide(a.tokens, LEAST_TOKENS), LEAST_TOKENS};
+    if (sums == 0) plan = plan_rows(a.samples, a.tokens, blocks);
     const size_t state = STATE_ROWS * plan.group * a.columns * sizeof(long long);
     if (workspace != nullptr) {
         *workspace = plan.shared ? sums * (long long)state : 0;
