@@ -8,10 +8,11 @@ from rlk_qwenimage.adaln_mod_projection import (
     ModulationLinear,
     adaln_mod_projection,
 )
-from rlk_qwenimage.final_adaln_out import final_adaln_out
+from rlk_qwenimage.final_adaln_out import AdaLayerNormContinuous, final_adaln_out
 from rlk_qwenimage.layer_norm_modulate import layer_norm_modulate
 
 __all__ = [
+    "AdaLayerNormContinuous",
     "BlockModulation",
     "FinalModulation",
     "Modulation",

@@ -7,7 +7,7 @@ from rlk.publish import publish
 
 from .operator import OPERATOR
 
-__all__ = ["final_adaln_out"]
+__all__ = ["AdaLayerNormContinuous", "final_adaln_out"]
 
 _published = publish(OPERATOR)
 
@@ -52,3 +52,7 @@ def final_adaln_out(
         `QwenImageTransformer2DModel`.
     """
     return _published((x, temb, weight, bias), {"eps": eps}, backend)[0]
+
+
+# Last, as the module calls the function above.
+from .module import AdaLayerNormContinuous  # noqa: E402
