@@ -4,7 +4,8 @@
 #
 #     bash ci/gpu.sh OUT_DIR [--only tests|gates|sanitizer|bench|ptx|integration]...
 #
-# Needs no installation of rlk. `integration` needs transformers and runs only when asked for.
+# Needs no installation of rlk. `integration` needs transformers and
+# diffusers, and runs only when asked for.
 # Each part leaves OUT_DIR/<part>.log and JSON beside it. Exit status 0 all passed, 1 something is
 # red, 2 this machine cannot run it.
 set -uo pipefail
