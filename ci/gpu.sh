@@ -4,7 +4,8 @@
 #
 #     bash ci/gpu.sh OUT_DIR [--only tests|gates|sanitizer|bench|ptx|integration]...
 #
-# Needs no installation of rlk. `integration` needs transformers and runs only when asked for.
+# Needs no installation of rlk. `integration` needs transformers and
+# diffusers, and runs only when asked for.
 # Each part leaves OUT_DIR/<part>.log and JSON beside it. Exit status 0 all passed, 1 something is
 # red, 2 this machine cannot run it.
 set -uo pipefail
@@ -72,9 +73,15 @@ build() {
     local operators=$!
     "$PYTHON" -c "
 import torch
+from rlk.reduce import mma_chain
+one = torch.ones(1, 1, device='cuda')
+mma_chain.product(one, one, backend='cuda')" &
+    local products=$!
+    "$PYTHON" -c "
+import torch
 from rlk.reduce import exact_sum
 exact_sum.round(exact_sum.new(1, 'cuda'), torch.float32, backend='cuda')" || { wait; return 1; }
-    wait "$operators"
+    wait "$products" && wait "$operators"
 }
 gpu_files() { grep -rlE 'pytest\.mark\.gpu|\(OperatorSuite\)' --include='test_*.py' "$@"; }
 tests() {

@@ -31,8 +31,9 @@ def lacking(parts: Sequence[str]) -> str | None:
         return str(toolchain.nvcc_missing())
     if importlib.util.find_spec("triton") is None:
         return "needs the package triton, got none"
-    if "integration" in parts and importlib.util.find_spec("transformers") is None:
-        return "needs the package transformers, got none; install it or leave out that part"
+    for package in ("transformers", "diffusers") if "integration" in parts else ():
+        if importlib.util.find_spec(package) is None:
+            return f"needs the package {package}, got none; install it or leave out that part"
     if "sanitizer" in parts and shutil.which("compute-sanitizer") is None:
         return "needs compute-sanitizer, got none; install the CUDA toolkit or leave out that part"
     return None

@@ -14,40 +14,23 @@ Exit status 1 if a patched norm differs anywhere.
 import argparse
 import json
 import sys
-from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 from qwen3next_drift import Prompt, drift, text
+from replay import ARRANGEMENTS, Counts, Recorded, Replay, Results
 from torch import nn
 from transformers import AutoConfig, Qwen3NextConfig, Qwen3NextForCausalLM
 
 import rlk
 import rlk_qwen3next
 from rlk import registry
-from rlk.compare import raw_bits
 from rlk_qwen3next import PatchSite, patch, unpatch
 
-ARRANGEMENTS = ("alone", "chunked", "permuted", "padded")
 DWEIGHT = "dweight"
-
-Results = dict[str, torch.Tensor]
-
-
-@dataclass
-class Recorded:
-    """What one norm read in the training step, as rows, and the gradient of what it returned."""
-
-    inputs: list[torch.Tensor] = field(default_factory=list)  # [R, N] each
-    dy: torch.Tensor | None = None  # [R, N]
-
-    def rows(self, index: Any) -> tuple[list[torch.Tensor], torch.Tensor]:
-        """The inputs and dy of these rows."""
-        return [tensor[index] for tensor in self.inputs], self.dy[index]
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -132,6 +115,11 @@ def run(module: nn.Module, inputs: list[torch.Tensor], dy: torch.Tensor) -> Resu
     return {"y": y.detach(), **dict(zip((*names, DWEIGHT), gradients, strict=True))}
 
 
+def replay(module: nn.Module, chunked: Callable[..., Results]) -> Replay:
+    """One norm as a site to be replayed."""
+    return Replay(lambda inputs, dy: run(module, inputs, dy), (DWEIGHT,), chunked=chunked)
+
+
 def exact_dweight(
     site: PatchSite, module: nn.Module, recorded: Recorded, chunks: list[torch.Tensor], backend: str
 ) -> torch.Tensor:
@@ -153,50 +141,6 @@ def exact_dweight(
     return rlk.exact_sum.round(total, weight.dtype)
 
 
-def replays(
-    module: nn.Module, recorded: Recorded, count: int, chunked_dweight: Callable[..., torch.Tensor]
-) -> Iterator[tuple[str, torch.Tensor, Results]]:
-    """(arrangement, the rows it holds in order, its results) of one norm in other company."""
-    total = recorded.dy.shape[0]
-    every = torch.arange(total, device=recorded.dy.device)
-    for row in every[:: max(1, total // count)].split(1):
-        found = run(module, *recorded.rows(row))
-        del found[DWEIGHT]
-        yield "alone", row, found
-    # A length that divides nothing, so that the last chunk is a short one.
-    chunks = list(every.split(total // 3 + 1))
-    parts = [run(module, *recorded.rows(chunk)) for chunk in chunks]
-    joined = {name: torch.cat([p[name] for p in parts]) for name in parts[0] if name != DWEIGHT}
-    yield "chunked", every, {**joined, DWEIGHT: chunked_dweight(chunks, parts)}
-    order = torch.randperm(total, generator=torch.Generator().manual_seed(1)).to(every.device)
-    yield "permuted", order, run(module, *recorded.rows(order))
-    empty = total // 4 + 3
-    inputs, dy = recorded.rows(every)
-    padded = [torch.cat([tensor, torch.zeros_like(tensor[:1]).expand(empty, -1)])
-              for tensor in (*inputs, dy)]  # fmt: skip
-    found = run(module, padded[:-1], padded[-1])
-    yield "padded", every, {n: t if n == DWEIGHT else t[:total] for n, t in found.items()}
-
-
-def differing(
-    module: nn.Module, recorded: Recorded, count: int, chunked_dweight: Callable[..., torch.Tensor]
-) -> dict[str, dict[str, int]]:
-    """For each arrangement and tensor, the rows (of dweight: the columns) with other bits."""
-    whole = run(module, *recorded.rows(slice(None)))
-    counts: dict[str, Counter[str]] = {name: Counter() for name in ARRANGEMENTS}
-    for arrangement, rows, found in replays(module, recorded, count, chunked_dweight):
-        differs = torch.zeros(rows.shape, dtype=torch.bool)
-        for name, tensor in found.items():
-            expected = whole[name] if name == DWEIGHT else whole[name][rows]
-            other = raw_bits(tensor) != raw_bits(expected)
-            if name != DWEIGHT:
-                other = other.any(-1)
-                differs |= other
-            counts[arrangement][name] += int(other.sum())
-        counts[arrangement]["rows"] += int(differs.sum())
-    return {name: dict(counter) for name, counter in counts.items()}
-
-
 def replay_sites(
     model: nn.Module, sites: list[PatchSite], records: dict[str, Recorded], options: Any
 ) -> list[dict[str, Any]]:
@@ -207,29 +151,31 @@ def replay_sites(
         row = {"site": site.path, "class": site.class_name, "rows": rows, "width": width}
         module = model.get_submodule(site.path)
 
-        def accumulated(chunks: Any, parts: list[Results]) -> torch.Tensor:
-            return sum(part[DWEIGHT] for part in parts)
+        def accumulated(chunks: Any, parts: list[Results]) -> Results:
+            return {DWEIGHT: sum(part[DWEIGHT] for part in parts)}
 
-        found = differing(module, records[site.path], options.rows, accumulated)
+        found = replay(module, accumulated).differing(records[site.path], options.rows)
         results.append({**row, "unpatched": found, "patched": {}})
     patch(model)
     for site, row in zip(sites, results, strict=True):
         module, recorded = model.get_submodule(site.path), records[site.path]
         for backend in options.backend:
 
-            def exact(chunks: Any, parts: list[Results], backend: str = backend) -> torch.Tensor:
-                return exact_dweight(site, module, recorded, chunks, backend)  # noqa: B023
+            def exact(chunks: Any, parts: list[Results], backend: str = backend) -> Results:
+                total = exact_dweight(site, module, recorded, chunks, backend)  # noqa: B023
+                return {DWEIGHT: total}
 
             with rlk.use_backend(backend):
                 with rlk.trace() as launches:
                     run(module, *recorded.rows(slice(None)))
                 if {launch.backend for launch in launches} != {backend}:
                     raise RuntimeError(f"{site.path} must run on {backend}, got {launches}")
-                row["patched"][backend] = differing(module, recorded, options.rows, exact)
+                found = replay(module, exact).differing(recorded, options.rows)
+                row["patched"][backend] = found
     return results
 
 
-def totals(counts: dict[str, dict[str, int]]) -> list[int]:
+def totals(counts: Counts) -> list[int]:
     """Differing rows in each arrangement, and differing columns of dweight in all."""
     rows = [counts[name]["rows"] for name in ARRANGEMENTS]
     return [*rows, sum(counts[name].get(DWEIGHT, 0) for name in ARRANGEMENTS)]

@@ -13,6 +13,7 @@ import argparse
 import itertools
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from importlib import import_module
 from pathlib import Path
 
 from ptx import rules
@@ -23,7 +24,8 @@ from rlk.operator import Operator
 
 # The oldest generation, and the one where tensor memory instructions begin.
 ARCHITECTURES = ("sm_80", "sm_90")
-EXACT_SUM = "exact_sum"
+# What is public beside operators.
+PRIMITIVES = ("exact_sum", "mma_chain")
 
 # A name for messages, the PTX, and what its source declares.
 Text = tuple[str, str, Exemptions]
@@ -40,20 +42,23 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def cuda_texts(names: Sequence[str], archs: Sequence[str]) -> Iterator[Text]:
-    """Of every operator's CUDA source, and of the exact sum's."""
+    """Of every operator's CUDA source, and of the primitives'."""
     from rlk.cuda import build
     from rlk.cuda.launch import KernelModule
-    from rlk.reduce.exact_sum import kernel_cuda
+    from rlk.cuda.steps import Steps
 
     sources = {}
     for operator in _operators(names, "cuda"):
         row = operator.backend("cuda")
         module = row.load() if row else None
-        if isinstance(module, KernelModule):
+        module = getattr(module, "steps", module)
+        if isinstance(module, KernelModule | Steps):
             # A variant shares the source of its base.
             sources.setdefault(module.source, module.compile_only)
-    if not names or EXACT_SUM in names:
-        sources[Path(kernel_cuda.__file__).with_name("kernel_cuda.cu")] = kernel_cuda.compile_only
+    for primitive in PRIMITIVES:
+        if not names or primitive in names:
+            kernel = import_module(f"rlk.reduce.{primitive}.kernel_cuda")
+            sources[Path(kernel.__file__ or "").with_suffix(".cu")] = kernel.compile_only
     for source, compile_only in sources.items():
         for arch in archs:
             # A header of ours declares what it means by itself.
@@ -62,7 +67,7 @@ def cuda_texts(names: Sequence[str], archs: Sequence[str]) -> Iterator[Text]:
 
 
 def triton_texts(names: Sequence[str], archs: Sequence[str]) -> Iterator[Text]:
-    """Of every launch that an operator's Triton backend, or the exact sum's, makes."""
+    """Of every launch that an operator's Triton backend, or a primitive's, makes."""
     from ptx import triton_kernels
 
     if not triton_kernels.available():
@@ -70,9 +75,15 @@ def triton_texts(names: Sequence[str], archs: Sequence[str]) -> Iterator[Text]:
     recorder = triton_kernels.Recorder()
     for operator in _operators(names, "triton"):
         triton_kernels.run_operator(operator)
-    if not names or EXACT_SUM in names:
-        triton_kernels.run_exact_sum()
-    pairs = list(itertools.product(recorder.launches, archs))
+    runs = (triton_kernels.run_exact_sum, triton_kernels.run_mma_chain)
+    for primitive, run in zip(PRIMITIVES, runs, strict=True):
+        if not names or primitive in names:
+            run()
+    pairs = [
+        (taken, arch)
+        for taken, arch in itertools.product(recorder.launches, archs)
+        if int(arch.removeprefix("sm_")) >= taken.oldest
+    ]
     for (taken, arch), ptx in zip(pairs, triton_kernels.compile_launches(pairs), strict=True):
         exempt = rules.exemptions(taken.source.read_text())
         yield f"{taken.source}: {taken} ({arch})", ptx, exempt
@@ -108,7 +119,7 @@ def _operators(names: Sequence[str], backend: str) -> list[Operator]:
     from rlk import registry
     from rlk.cli import select
 
-    named = [name for name in names if name != EXACT_SUM]
+    named = [name for name in names if name not in PRIMITIVES]
     found = [registry.find(name) for name in named] if names else select.every()
     for operator in found if names else []:
         if operator.backend(backend) is None:

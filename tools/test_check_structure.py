@@ -32,6 +32,7 @@ CLEAN = {
     f"{CORE}/py.typed": "",
     f"{TOY}/__init__.py": f'{HEADER}from .fold import fold\n\n__all__ = ["fold"]\n',
     f"{TOY}/py.typed": "",
+    f"{TOY}/patching/sites.py": HEADER + 'NAMES = ["fold"]\n',
     f"{OPERATOR}/__init__.py": HEADER + PUBLIC,
     f"{OPERATOR}/operator.py": HEADER + 'NAME = "fold"\n',
     f"{OPERATOR}/oracle.py": HEADER,

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from rlk import launch
-from rlk.gates.inputs import edge_sizes, without_rows
+from rlk.gates.inputs import edge_sizes, real_sizes
 from rlk.operator import Operator, Scalar, Tensor
 
 # Kernels are named in a signature by these words.
@@ -51,6 +51,11 @@ class Launch:
     def source(self) -> Path:
         """The file of the kernel."""
         return Path(inspect.getsourcefile(self.kernel.fn) or "")
+
+    @property
+    def oldest(self) -> int:
+        """The compute capability, times ten, from which on it is launched."""
+        return 90 if any(kind.startswith("tensordesc") for _, kind in self.signature) else 80
 
     def __str__(self) -> str:
         types = ", ".join(kind for _, kind in self.signature if kind != "constexpr")
@@ -111,6 +116,20 @@ def run_exact_sum() -> None:
     kernel_triton.merge(state, state)
 
 
+def run_mma_chain() -> None:
+    """Call the products of MMA chains, public too, by every tile of their tables."""
+    from rlk.reduce.mma_chain import kernel_triton
+
+    size = 4 * _ALIGNMENT
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        operand = torch.zeros(size, size, dtype=dtype)
+        for view in (operand, operand[:, 1:]):
+            for tile in kernel_triton.candidates(view, view):
+                kernel_triton.product(view, view, operand[0], None, dtype, tile)
+        start = torch.zeros(size, size)
+        kernel_triton.product(operand.t(), operand.t(), None, start, torch.float32)
+
+
 def available() -> bool:
     """Whether Triton is installed."""
     return importlib.util.find_spec("triton") is not None
@@ -156,6 +175,9 @@ def compile_launch(taken: Launch, arch: str) -> str:
 def _type(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         return _POINTERS[value.dtype]
+    if hasattr(value, "block_shape"):
+        element = _POINTERS[value.base.dtype].removeprefix("*")
+        return f"tensordesc<{element}{list(value.block_shape)}>"
     if isinstance(value, bool):
         return "i1"
     if isinstance(value, int):
@@ -167,8 +189,7 @@ def _inputs(operator: Operator) -> Iterator[list[torch.Tensor]]:
     rules = [tensor.dtype for tensor in operator.inputs]
     leading = [1] * (len(operator.row_axes) - 1) + [_ROWS]
     # One size of no model: nothing divides it.
-    sizes = [without_rows(w.sizes) for w in operator.workloads]
-    sizes += edge_sizes(operator, (_ODD_SIZE,))[-1:]
+    sizes = real_sizes(operator) + edge_sizes(operator, (_ODD_SIZE,))[-1:]
     for choice, size in itertools.product(itertools.product(*rules), sizes):
         chosen: dict[str, torch.dtype] = {}
         for tensor, rule in zip(operator.inputs, choice, strict=True):

@@ -9,6 +9,7 @@ from structure.tree import Source, Tree, Violation
 
 MODEL_WORDS = re.compile("qwen", re.IGNORECASE)
 ENTRY_POINT_GROUPS = {"rlk.operators"}
+NAMING = re.compile(r"packages/[^/]+/src/[^/]+/(?:__init__\.py$|patching/)")
 DOTTED_MODULE = re.compile(r"rlk(?:_\w+)?(?:\.\w+)+(?::\w+)?|\w+(?:\.\w+)+:\w+")
 FILE_NAME = re.compile(r".*\.(?:cuh?|h|json|md|py|sh|so|toml)")
 IMPORTERS = {"import_module", "__import__", "find_spec", "resolve_name", "patch", "setattr"}
@@ -78,13 +79,14 @@ def model_name(tree: Tree) -> Iterator[Violation]:
 def operator_name(tree: Tree) -> Iterator[Violation]:
     """An operator's name stands in its folder, the package's export, the manifest and tests.
 
-    Operators of one package may import each other's files relatively.
+    Patching says which operator it puts where. Operators of one package may import each other's
+    files relatively.
     """
     if not tree.operator_folders:
         return
     word = re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, tree.operator_folders))})(?!\w)")
     for source in tree.python:
-        if source.is_test or re.fullmatch(r"packages/[^/]+/src/[^/]+/__init__\.py", source.path):
+        if source.is_test or NAMING.match(source.path):
             continue
         own = [n for n, f in tree.operator_folders.items() if source.path.startswith(f"{f}/")]
         for line, text in _spoken(source, in_operator=bool(own)):

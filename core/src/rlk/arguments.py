@@ -157,7 +157,8 @@ def _check_shape(
             raise _error(operator, declared.name, wanted, str(list(tensor.shape)))
     if not declared.has_rows:
         return
-    if 0 in tensor.shape[leading:]:
+    sizes_of_a_row = zip(symbols, tensor.shape[leading:], strict=True)
+    if 0 in [size for symbol, size in sizes_of_a_row if symbol != operator.token_axis]:
         raise _error(
             operator, declared.name, f"{wanted} with no empty row", str(list(tensor.shape))
         )
@@ -174,7 +175,13 @@ def _check_shape(
 
 def _check_limits(operator: Operator, sizes: Mapping[str, int]) -> None:
     for limit in operator.limits:
-        if limit.factor * sizes[limit.symbol] > sizes[limit.most]:
+        least = limit.factor * sizes[limit.symbol]
+        if limit.exactly and sizes[limit.most] != least:
+            declared = next(t for t in operator.inputs if limit.most in t.shape)
+            wanted = f"[{', '.join(declared.shape)}] with {limit.most} = {limit.factor} * "
+            wanted += f"{limit.symbol} = {least}"
+            raise _error(operator, declared.name, wanted, f"{limit.most} = {sizes[limit.most]}")
+        if least > sizes[limit.most]:
             name = next(t.name for t in operator.inputs if limit.symbol in t.shape)
             wanted = f"{limit.factor} * {limit.symbol} <= {limit.most} = {sizes[limit.most]}"
             got = f"{limit.symbol} = {sizes[limit.symbol]}"

@@ -69,7 +69,7 @@ class Execution:
         return self._forwards.find(tensors, arguments[-1])(tensors, arguments[self._inputs : -1])
 
     def backward(self, *arguments: Any) -> tuple[torch.Tensor, ...]:
-        """Row gradients and exact states, computed; size 0 for those not needed."""
+        """Gradients and exact states, computed; size 0 for those not needed."""
         tensors, scalars, needs = self.split_backward(arguments)
         results = self.run_backward(tensors, self._checked(scalars), needs, arguments[-1])
         nothing = empty_gradients(self.operator, tensors, (False,) * len(needs))
@@ -82,7 +82,7 @@ class Execution:
         needs: tuple[bool, ...],
         requested: str,
     ) -> tuple[torch.Tensor | None, ...]:
-        """Row gradients and exact states, None for those not needed; scalars checked."""
+        """Gradients and exact states, None for those not needed; scalars checked."""
         return self._backwards.find(tensors, needs, requested)(tensors, scalars)
 
     def split_backward(self, arguments: tuple[Any, ...]) -> tuple[Any, Any, Any]:

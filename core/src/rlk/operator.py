@@ -32,18 +32,25 @@ class Tensor:
     `shape` holds symbols; a leading "..." stands for any number of axes, which core brings to
     the operator's `row_axes` before a backend sees them. `dtype` lists what is accepted: dtype
     names, or "=x" for the dtype of input `x`. `gradient` is "row" (one per row), "parameter" (an
-    exact sum over rows) or None.
+    exact sum over rows), "chain" (a sum over rows in ascending order, which depends on where a row
+    stands) or None. A row gradient may itself be an exact sum, along an axis of the row; the
+    backend rounds it.
     """
 
     name: str
     shape: tuple[str, ...]
     dtype: tuple[str, ...]
-    gradient: Literal["row", "parameter"] | None = None
+    gradient: Literal["row", "parameter", "chain"] | None = None
 
     @property
     def has_rows(self) -> bool:
         """Whether it has leading axes, over which rows are counted."""
         return self.shape[:1] == ("...",)
+
+    @property
+    def is_parameter(self) -> bool:
+        """Whether its gradient is a sum over rows."""
+        return self.gradient in ("parameter", "chain")
 
 
 @dataclass(frozen=True)
@@ -75,10 +82,14 @@ class Reduction:
 
 @dataclass(frozen=True)
 class Claim:
-    """A guarantee by name, for these tensors (outputs, saved state, gradients as `dx`)."""
+    """A guarantee by name, for these tensors (outputs, saved state, gradients as `dx`).
+
+    `among` names the only backends whose bits are equal; golden's then agree in value alone.
+    """
 
     word: str
     tensors: tuple[str, ...]
+    among: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -99,11 +110,12 @@ class Backend:
 
 @dataclass(frozen=True)
 class Limit:
-    """A relation of sizes that a call must fulfil: factor * symbol <= most."""
+    """A relation of sizes that a call must fulfil: factor * symbol <= most, or = if `exactly`."""
 
     factor: int
     symbol: str
     most: str
+    exactly: bool = False
 
 
 @dataclass(frozen=True)
@@ -131,8 +143,8 @@ class Operator:
 
         forward(*inputs, **scalars) -> (*outputs, *saved)
         backward(*output_gradients, *inputs, *saved, needs=..., **scalars) -> one per input
-            with a gradient: row gradients as tensors, parameter gradients as int64 exact
-            state, None for each name missing from `needs`
+            with a gradient: row and chain gradients as tensors, parameter gradients as int64
+            exact state, None for each name missing from `needs`
 
     with leading axes brought to `row_axes`: flattened to one by default, or, where kernels need the
     strides of several, the outer ones flattened or of size 1. Both are called only with at least
@@ -143,6 +155,10 @@ class Operator:
     shape and dtype; nothing else takes a gradient. Backward reads no value of them: they are not
     kept, and it gets the output gradients in their place. Its derivative is forward, so there are
     derivatives of every order.
+
+    `casts` names values between the steps that are rounded to the dtype of the first input, as
+    part of the formula. The oracle then takes `cast`: `cast(value)` rounds it there too, and
+    `cast(value, gradient=True)` its gradient as well; without the argument nothing is rounded.
     """
 
     name: str
@@ -153,7 +169,7 @@ class Operator:
     outputs: tuple[Tensor, ...]
     saved: tuple[Tensor, ...]
     reductions: tuple[Reduction, ...]
-    category: Literal["elementwise", "reduction"]
+    category: Literal["elementwise", "reduction", "product"]
     claims: tuple[Claim, ...]
     workloads: tuple[Workload, ...]
     oracle: Callable[..., Any]
@@ -164,6 +180,10 @@ class Operator:
     linear: bool = False
     # Sizes of no model at which kernels go wrong, where there is more than one symbol.
     odd_sizes: tuple[Mapping[str, int], ...] = ()
+    # What gates take in place of real sizes where golden would take too long there: these and the
+    # odd ones. Tests of the operator's own then judge its kernels at real sizes.
+    gate_sizes: Mapping[str, int] = field(default_factory=dict)
+    casts: tuple[str, ...] = ()
 
     @property
     def differentiable(self) -> tuple[Tensor, ...]:
@@ -172,8 +192,29 @@ class Operator:
 
     @property
     def parameters(self) -> tuple[Tensor, ...]:
-        """The inputs whose gradient is an exact sum over rows."""
+        """The inputs whose gradient is a sum over rows, exact or a chain."""
+        return tuple(t for t in self.inputs if t.is_parameter)
+
+    @property
+    def exact_parameters(self) -> tuple[Tensor, ...]:
+        """The inputs whose gradient is an exact sum over rows, which leaves backward as state."""
         return tuple(t for t in self.inputs if t.gradient == "parameter")
+
+    @property
+    def chain_parameters(self) -> tuple[Tensor, ...]:
+        """The inputs whose gradient is a chain over rows, which backward returns finished."""
+        return tuple(t for t in self.inputs if t.gradient == "chain")
+
+    @property
+    def exact_sums(self) -> tuple[str, ...]:
+        """The results that are exact sums, over rows or within one."""
+        return tuple(dict.fromkeys(r.result for r in self.reductions if r.primitive == "exact_sum"))
+
+    @property
+    def token_axis(self) -> str | None:
+        """The axis within a row along which exact sums run: the first one, and it may be empty."""
+        inner = (r.axis for r in self.reductions if r.primitive == "exact_sum" and r.axis != "T")
+        return next(inner, None)
 
     @property
     def free_scalars(self) -> tuple[Scalar, ...]:
@@ -192,3 +233,7 @@ class Operator:
     def claimed(self, word: str) -> tuple[str, ...]:
         """The tensors for which the operator claims `word`."""
         return tuple(t for claim in self.claims if claim.word == word for t in claim.tensors)
+
+    def equal_among(self, tensor: str) -> tuple[str, ...]:
+        """The only backends whose bits are equal for a tensor; empty where golden's are too."""
+        return next((c.among for c in self.claims if c.among and tensor in c.tensors), ())

@@ -85,7 +85,7 @@ def plan_forward(operator: Operator, tensors: Sequence[torch.Tensor], requested:
 def plan_backward(
     operator: Operator, tensors: Sequence[torch.Tensor], needs: tuple[bool, ...], requested: str
 ) -> Plan:
-    """From output gradients, inputs and saved state to row gradients and exact states.
+    """From output gradients, inputs and saved state to gradients and exact states.
 
     None comes back for those not needed.
     """

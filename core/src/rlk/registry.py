@@ -5,8 +5,10 @@ import difflib
 import importlib
 import pkgutil
 import warnings
+from collections.abc import Callable
 from functools import cache
 from importlib.metadata import entry_points
+from typing import Any
 
 from rlk.errors import RlkError, UnknownOperatorError
 from rlk.operator import Operator
@@ -79,3 +81,15 @@ def find(name: str) -> Operator:
         names = ", ".join(sorted(known))
         raise UnknownOperatorError(f"operator must be one of {names}, got {name!r}{hint}")
     return known[name]
+
+
+def public_function(operator: Operator) -> Callable[..., Any]:
+    """What callers call: the function that the operator's package exports by its name.
+
+    Raises:
+        RlkError: the package exports none.
+    """
+    function = getattr(importlib.import_module(operator.package), operator.name, None)
+    if not callable(function):
+        raise RlkError(f"{operator.name}: package {operator.package} must export it, got nothing")
+    return function

@@ -49,7 +49,7 @@ def from_rows(rows: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
 
 
 def gradient_shape(declared: Tensor, tensor: torch.Tensor) -> tuple[int, ...]:
-    """The shape of an input's row gradient or exact state."""
+    """The shape of an input's gradient as backward returns it, finished or an exact state."""
     state = (STATE_ROWS,) if declared.gradient == "parameter" else ()
     return (*state, *tensor.shape)
 
@@ -68,17 +68,16 @@ def empty_outputs(operator: Operator, tensors: Sequence[torch.Tensor]) -> tuple[
 def empty_gradients(
     operator: Operator, tensors: Sequence[torch.Tensor], needs: Sequence[bool]
 ) -> tuple[torch.Tensor, ...]:
-    """Uninitialised row gradients and zero states; size 0 for those not needed.
+    """Zero gradients and states; size 0 for those not needed.
 
-    `tensors` are those of a backward call.
+    `tensors` are those of a backward call. A row without tokens has gradients that are sums of
+    nothing.
     """
     _, inputs = operator.split_backward(tensors)
     differentiable = [p for p in zip(operator.inputs, inputs, strict=True) if p[0].gradient]
     found = []
     for (declared, tensor), needed in zip(differentiable, needs, strict=True):
         shape = gradient_shape(declared, tensor) if needed else (0,)
-        if declared.gradient == "parameter":
-            found.append(tensor.new_zeros(shape, dtype=torch.int64))
-        else:
-            found.append(tensor.new_empty(shape))
+        dtype = torch.int64 if declared.gradient == "parameter" else tensor.dtype
+        found.append(tensor.new_zeros(shape, dtype=dtype))
     return tuple(found)

@@ -2,7 +2,8 @@
 """How DTensor may shard an operator: along rows, never along what a row's sum needs.
 
 A parameter gradient leaves the backward operator as a partial sum of exact states. It is reduced as
-integers and rounded after that, so its bits do not depend on how the rows were sharded.
+integers and rounded after that, so its bits do not depend on how the rows were sharded. A chain
+over rows has no such parts: where one is needed, backward gets all rows.
 """
 
 import sys
@@ -60,7 +61,7 @@ def forward_rules(operator: Operator, schema: Any) -> Rules:
 
 
 def backward_rules(operator: Operator, schema: Any) -> Rules:
-    """All whole, or rows sharded and states partial sums."""
+    """All whole, or, where no chain is needed, rows sharded and states partial sums."""
     from torch.distributed.tensor import Partial, Replicate
 
     arguments = operator.outputs + operator.inputs + operator.saved
@@ -68,6 +69,9 @@ def backward_rules(operator: Operator, schema: Any) -> Rules:
     rules = _rules(_leading_axes(operator, given), operator.differentiable, arguments)
     count = len(operator.differentiable)
     needs = schema.args_schema[-1 - count : -1]
+    needed = [t for t, need in zip(operator.differentiable, needs, strict=True) if need]
+    if any(t.gradient == "chain" for t in needed):
+        return rules[:1]
     for rule in rules[1:]:
         for place, (declared, needed) in enumerate(
             zip(operator.differentiable, needs, strict=True)
@@ -105,7 +109,7 @@ def _rules(axes: int, results: Sequence[Any], inputs: Sequence[Any]) -> Rules:
 
     # The first of equally cheap rules is taken: whole tensors are not sharded unasked.
     rules: Rules = [[Replicate() for _ in (*results, *inputs)]]
-    if not all(t.has_rows or t.gradient == "parameter" for t in results):
+    if not all(t.has_rows or t.is_parameter for t in results):
         return rules
     for axis in range(axes):
         rules.append([Shard(axis) if t.has_rows else Replicate() for t in (*results, *inputs)])

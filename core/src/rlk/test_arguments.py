@@ -198,6 +198,20 @@ def test_check_tensors_beyond_a_limit_are_refused_by_the_tensor_that_has_the_siz
     assert str(caught.value) == "tiny: table must be such that 2 * M <= N = 8, got M = 5"
 
 
+@pytest.mark.parametrize("size", [3, 5])
+def test_check_tensors_off_an_exact_limit_are_refused_by_the_tensor_that_is_to_fit(size):
+    declared = replace(
+        OPERATOR,
+        inputs=(Tensor("x", ("...", "M"), FLOATS), Tensor("table", ("N",), FLOATS)),
+        limits=(Limit(2, "M", "N", exactly=True),),
+    )
+    x = torch.zeros(3, 2)
+    assert check_tensors(declared, (x, torch.zeros(4)))["N"] == 4
+    with pytest.raises(ArgumentError) as caught:
+        check_tensors(declared, (x, torch.zeros(size)))
+    assert str(caught.value) == f"tiny: table must be [N] with N = 2 * M = 4, got N = {size}"
+
+
 def test_arguments_fixed_scalar_is_supplied_and_cannot_be_set():
     execution = Execution(OPERATOR)
     free = {name: value for name, value in SCALARS.items() if name != "offset"}

@@ -80,6 +80,29 @@ def test_correct_fma_of_two_roundings_is_replaced() -> None:
     assert TwoRoundings().create_fma(x, y, z).data.tolist() == [2.0**-24]
 
 
+def test_correct_dot_of_patterns_is_replaced() -> None:
+    class Patterns(triton_interpreter.InterpreterBuilder):
+        def create_dot(self, a, b, d, input_precision, max_num_imprecise_acc):
+            data = np.matmul(a.data, b.data, dtype=d.data.dtype) + d.data
+            return triton_interpreter.TensorHandle(data, d.dtype.scalar)
+
+    interpreter._correct(builders(Patterns))
+
+    def dot(a, b, acc, dtype):
+        a, b = (triton_interpreter.TensorHandle(v, dtype) for v in (a, b))
+        acc = triton_interpreter.TensorHandle(np.array([[acc]], np.float32), tl.float32)
+        return Patterns().create_dot(a, b, acc, None, 0).data.tolist()
+
+    # -1.5 * 2 + 1 by the patterns of BF16; 17 ones beside 2^24 by FP16, 16 of them in one step.
+    a, b = np.array([[0xBFC0]], np.uint16), np.array([[0x4000]], np.uint16)
+    assert dot(a, b, 1.0, tl.bfloat16) == [[-2.0]]
+    ones = np.ones((1, 17), np.float16)
+    assert dot(ones, ones.T, 2.0**24, tl.float16) == [[2.0**24 + 16]]
+    # Integers are left to Triton.
+    ones = np.ones((1, 17), np.int8)
+    assert dot(ones, ones.T, 0.0, tl.int8) == [[17.0]]
+
+
 def test_correct_cast_that_cannot_be_replaced_is_refused() -> None:
     class Truncating(triton_interpreter.InterpreterBuilder):
         def create_fp_trunc(self, src, dst_type):

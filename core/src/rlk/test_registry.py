@@ -128,6 +128,16 @@ def test_operators_one_package_announced_twice_is_one(add, tmp_path):
     assert list(registry.operators()) == ["fold"]
 
 
+def test_public_function_is_what_the_package_exports(add):
+    exports = {"__init__.py": "import rlk_one.fold\nfold = print"}
+    add("rlk_one", {**operator_files("rlk_one", "fold", "scan"), **exports})
+    assert registry.public_function(registry.find("fold")) is print
+    # What the package has by that name is the operator's folder.
+    with pytest.raises(RlkError) as caught:
+        registry.public_function(registry.find("scan"))
+    assert str(caught.value) == "scan: package rlk_one must export it, got nothing"
+
+
 def test_find_unknown_operator_lists_all_and_suggests_the_nearest(add):
     add("rlk_one", operator_files("rlk_one", "scan", "fold"))
     with pytest.raises(UnknownOperatorError) as caught:

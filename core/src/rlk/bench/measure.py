@@ -11,6 +11,7 @@ from rlk.bench import bandwidth
 from rlk.bench.timing import Capture, Time, eager_us, extra_bytes, host_us, interleaved
 from rlk.bench.variants import Call, Variant, variants
 from rlk.bench.work import Work
+from rlk.parts import cut_like, tensors_in
 
 DEVICE = "cuda"
 DIRECTIONS = ("forward", "backward")
@@ -47,7 +48,7 @@ class Sets:
         def step(i: int) -> Any:
             with torch.set_grad_enabled(gradients):
                 # Detached: what autograd keeps must not outlive the step.
-                return [t.detach() for t in _outputs(call(*self.inputs[i]))]
+                return [t.detach() for t in tensors_in(call(*self.inputs[i]))]
 
         return step
 
@@ -56,18 +57,15 @@ class Sets:
     ) -> Callable[[int], Any]:
         """A step that runs backward alone, of forward calls made here."""
         with torch.cuda.stream(stream):
-            outputs = [_outputs(call(*inputs)) for inputs in self.inputs]
+            outputs = [tensors_in(call(*inputs)) for inputs in self.inputs]
             wanted = [_wanted(inputs) for inputs in self.inputs]
-            upstream = [[data(dy) if data else dy for dy in u] for u in self.upstream]
+            given = [[data(dy) if data else dy for dy in u] for u in self.upstream]
+            upstream = [cut_like(u, o) for u, o in zip(given, outputs, strict=True)]
 
         def step(i: int) -> Any:
             return torch.autograd.grad(outputs[i], wanted[i], upstream[i], retain_graph=True)
 
         return step
-
-
-def _outputs(results: Any) -> tuple[torch.Tensor, ...]:
-    return results if isinstance(results, tuple) else (results,)
 
 
 def _wanted(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -126,8 +124,9 @@ def _eager(call: Call, sets: Sets) -> dict[str, Any]:
     """Memory and times of calls without a graph."""
 
     def train(i: int = 0) -> Any:
-        y = _outputs(call(*sets.inputs[i]))
-        gradients = torch.autograd.grad(y, _wanted(sets.inputs[i]), sets.upstream[i])
+        y = tensors_in(call(*sets.inputs[i]))
+        upstream = cut_like(sets.upstream[i], y)
+        gradients = torch.autograd.grad(y, _wanted(sets.inputs[i]), upstream)
         return (*[t.detach() for t in y], *gradients)
 
     def infer(i: int = 0) -> Any:

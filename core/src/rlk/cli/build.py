@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, TypeAlias
 
 import torch
 import typer
@@ -15,10 +15,13 @@ from rlk.cli import select
 from rlk.cli.console import console, progress, table
 from rlk.cuda.build import resources
 from rlk.cuda.launch import KernelModule, device_arch
+from rlk.cuda.steps import Steps
 from rlk.errors import BackendError, RlkError
 from rlk.operator import Operator
 
 BACKEND = "cuda"
+# What is compiled from one source.
+Compiled: TypeAlias = KernelModule | Steps
 _COLUMNS = ("operator", "architecture", "kernels", "registers", "spilled bytes", "library")
 
 
@@ -49,14 +52,16 @@ def build(
     console().print(table("", _COLUMNS, rows))
 
 
-def _modules(names: Sequence[str], everything: bool) -> dict[str, KernelModule]:
-    """The CUDA backends asked for, by operator."""
+def _modules(names: Sequence[str], everything: bool) -> dict[str, Compiled]:
+    """The CUDA backends asked for, by operator; those without a source of their own need none."""
     if names and everything:
         raise RlkError("build: operators must be named or --all, got both")
     found = {}
     for operator in select.named(names) if names else select.every():
         if operator.backend(BACKEND) is not None:
-            found[operator.name] = _load(operator)
+            module = _load(operator)
+            if module is not None:
+                found[operator.name] = module
         elif names:
             has = ", ".join(b.name for b in operator.backends)
             raise BackendError(f'{operator.name}: backends must include "{BACKEND}", got {has}')
@@ -65,17 +70,18 @@ def _modules(names: Sequence[str], everything: bool) -> dict[str, KernelModule]:
     return found
 
 
-def _load(operator: Operator) -> KernelModule:
+def _load(operator: Operator) -> Compiled | None:
     row = operator.backend(BACKEND)
-    module = row.load() if row else None
-    if not isinstance(module, KernelModule):
+    module: Any = row.load() if row else None
+    found: Compiled | None = getattr(module, "steps", module)
+    if found is not None and not isinstance(found, KernelModule | Steps):
         raise BackendError(
             f'{operator.name}: backend "{BACKEND}" must come from rlk.cuda, got {module}'
         )
-    return module
+    return found
 
 
-def _compile(modules: dict[str, KernelModule], archs: Sequence[str]) -> dict[tuple[str, str], Path]:
+def _compile(modules: dict[str, Compiled], archs: Sequence[str]) -> dict[tuple[str, str], Path]:
     """Every library, by operator and architecture; compilers run side by side."""
     wanted = [(name, arch) for name in modules for arch in archs]
     done: dict[tuple[str, str], Path] = {}

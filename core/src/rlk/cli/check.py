@@ -19,7 +19,7 @@ from rlk.cli.public_run import Results, run
 from rlk.errors import RlkError
 from rlk.gates.accuracy import Accuracy, judge_tensor, reference
 from rlk.gates.case import DEFAULT_SEED
-from rlk.gates.inputs import SAMPLE_LENGTHS, Fixture, fixture, smallest_workload, without_rows
+from rlk.gates.inputs import SAMPLE_LENGTHS, Fixture, fixture, smallest_sizes
 from rlk.operator import Operator
 
 _COLUMNS = (
@@ -138,7 +138,7 @@ def _inputs(operator: Operator, dtype: str | None, shape: str | None, seed: int)
     first = operator.inputs[0]
     if dtype not in (None, *first.dtype):
         raise RlkError(f"check: --dtype must be one of {', '.join(first.dtype)}, got {dtype!r}")
-    sizes = without_rows(smallest_workload(operator).sizes)
+    sizes = smallest_sizes(operator)
     leading = [sum(SAMPLE_LENGTHS)]
     if shape is not None:
         symbols = first.shape[1:] if first.has_rows else first.shape

@@ -1,17 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """One call of an operator as users make it: the function that its package exports."""
 
-import importlib
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
-from rlk.errors import RlkError
+from rlk import registry
 from rlk.gates.inputs import Fixture, smallest_workload
 from rlk.launch import trace
 from rlk.operator import Operator
+from rlk.parts import cut_like, tensors_in
 
 
 @dataclass(frozen=True)
@@ -26,29 +24,22 @@ def run(
     operator: Operator, batch: Fixture, device: torch.device, backend: str, *, grad: bool
 ) -> Results:
     """Call an operator with the defaults of its scalars, backward included where asked."""
-    function, arguments = _function(operator), smallest_workload(operator).arguments
+    function, arguments = registry.public_function(operator), smallest_workload(operator).arguments
     leaves = {
         t.name: batch.inputs[t.name].to(device).requires_grad_(grad and t.gradient is not None)
         for t in operator.inputs
     }
     with trace() as launches, torch.set_grad_enabled(grad):
-        results = function(**leaves, **arguments, backend=backend)
-        outputs = results if isinstance(results, tuple) else (results,)
-        tensors = dict(zip((t.name for t in operator.outputs), outputs, strict=True))
+        outputs = tensors_in(function(**leaves, **arguments, backend=backend))
+        whole = outputs if len(outputs) == len(operator.outputs) else (torch.cat(outputs, -1),)
+        tensors = dict(zip((t.name for t in operator.outputs), whole, strict=True))
         if grad:
             wanted = [leaves[t.name] for t in operator.differentiable]
             upstream = [batch.upstream[t.name].to(device) for t in operator.outputs]
-            gradients = torch.autograd.grad(outputs, wanted, upstream)
+            gradients = torch.autograd.grad(outputs, wanted, cut_like(upstream, outputs))
             names = [f"d{t.name}" for t in operator.differentiable]
             tensors |= zip(names, gradients, strict=True)
     return Results(
         {name: tensor.detach() for name, tensor in tensors.items()},
         {launch.backend for launch in launches},
     )
-
-
-def _function(operator: Operator) -> Callable[..., Any]:
-    function = getattr(importlib.import_module(operator.package), operator.name, None)
-    if not callable(function):
-        raise RlkError(f"{operator.name}: package {operator.package} must export it, got nothing")
-    return function

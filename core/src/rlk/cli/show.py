@@ -10,7 +10,7 @@ from rlk import dispatch
 from rlk.cli import select
 from rlk.cli.console import console, table
 from rlk.errors import RlkError
-from rlk.operator import Operator, Tensor
+from rlk.operator import Claim, Operator, Tensor
 
 
 def show(
@@ -21,7 +21,7 @@ def show(
     out = console()
     out.print(f"{declared.name} of {declared.package}, bits version {declared.bits_version}")
     out.print(declared.formula)
-    claims = [(claim.word, ", ".join(claim.tensors)) for claim in declared.claims]
+    claims = [(_guarantee(claim), ", ".join(claim.tensors)) for claim in declared.claims]
     sizes = [
         (work.site, ", ".join(f"{symbol}={size}" for symbol, size in work.sizes.items()))
         for work in declared.workloads
@@ -36,6 +36,10 @@ def show(
     ):
         out.print()
         out.print(part)
+
+
+def _guarantee(claim: Claim) -> str:
+    return f"{claim.word} among {', '.join(claim.among)}" if claim.among else claim.word
 
 
 def _tensors(operator: Operator) -> Table:

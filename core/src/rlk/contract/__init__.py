@@ -52,10 +52,11 @@ class ByDtype(Frozen, Generic[BoundT], frozen=True):
 
 
 class ByClass(Frozen, frozen=True):
-    """An operator class is `elementwise` or `reduction`, as its declaration says."""
+    """An operator class is `elementwise`, `reduction` or `product`, as its declaration says."""
 
     elementwise: ByDtype[AccuracyBound]
     reduction: ByDtype[AccuracyBound]
+    product: ByDtype[AccuracyBound]
 
 
 class AllClasses(Frozen, frozen=True):
@@ -85,7 +86,7 @@ class Contract(Frozen, frozen=True):
 
         Args:
             judgment: a field of `Judgments`, such as "forward_accuracy".
-            operator_class: "elementwise" or "reduction".
+            operator_class: "elementwise", "reduction" or "product".
             dtype: a torch dtype or its name, such as "bfloat16".
         Returns:
             An `AccuracyBound` for the accuracy judgments, a `Bound` of zeros for invariance.
@@ -103,7 +104,7 @@ class Contract(Frozen, frozen=True):
 
         Args:
             judgment: "forward_accuracy" or "gradient_accuracy".
-            operator_class: "elementwise" or "reduction".
+            operator_class: "elementwise", "reduction" or "product".
             dtype: a torch dtype or its name.
         Returns:
             The bound of the judged tensor.

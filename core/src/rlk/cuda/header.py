@@ -2,7 +2,7 @@
 """The C side of a declaration: one struct for each direction, and the launchers' prototypes.
 
     struct DemoForward   every input, then every output and saved tensor
-    struct DemoBackward  output gradients, inputs, saved state, then row gradients and exact states
+    struct DemoBackward  output gradients, inputs, saved state, then gradients and exact states
 
 A tensor that is read has a stride for each axis, in elements; results are contiguous, and null
 where a gradient is not needed. Pointers come first and scalars last: what lies between is the
@@ -74,7 +74,7 @@ def backward_layout(operator: Operator) -> Layout:
     upstream = tuple(_gradient(t) for t in operator.outputs)
     read = upstream + operator.inputs + operator.saved
     results = [
-        ("void*", f"d{t.name}") if t.gradient == "row" else ("long long*", f"d{t.name}_state")
+        ("long long*", f"d{t.name}_state") if t.gradient == "parameter" else ("void*", f"d{t.name}")
         for t in operator.differentiable
     ]
     return _layout(operator, "Backward", read, [*results, ("void*", "workspace")])

@@ -147,7 +147,7 @@ class KernelModule(ModuleType):
     def backward(
         self, *tensors: torch.Tensor, needs: frozenset[str], **scalars: Any
     ) -> tuple[torch.Tensor | None, ...]:
-        """Row gradients and exact states of one call, None for those not needed."""
+        """Gradients and exact states of one call, None for those not needed."""
         start = len(self.operator.outputs)
         inputs = zip(self.operator.inputs, tensors[start:], strict=False)
         shapes = [
@@ -334,7 +334,7 @@ def _result(operator: Operator, tensor: Tensor, symbols: tuple[str, ...]) -> _Re
 
 
 def _gradient_dtype(declared: Tensor, tensor: torch.Tensor) -> torch.dtype:
-    return tensor.dtype if declared.gradient == "row" else torch.int64
+    return torch.int64 if declared.gradient == "parameter" else tensor.dtype
 
 
 def _empty(

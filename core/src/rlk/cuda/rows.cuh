@@ -11,7 +11,6 @@ namespace rlk {
 
 constexpr int ELEMENTS = 8;
 
-
 __device__ __forceinline__ float to_float(float v) { return v; }
 __device__ __forceinline__ float to_float(__nv_bfloat16 v) { return __bfloat162float(v); }
 __device__ __forceinline__ float to_float(__half v) { return __half2float(v); }
@@ -23,6 +22,12 @@ template <> __device__ __forceinline__ __nv_bfloat16 from_float<__nv_bfloat16>(f
 }
 template <> __device__ __forceinline__ __half from_float<__half>(float v) {
   return __float2half_rn(v);
+}
+
+// How many of a lane's elements lie in the row; none or all of them in a row read by words.
+__device__ __forceinline__ int elements_inside(int column, int columns) {
+    const int left = columns - column;
+    return left < 0 ? 0 : (left < ELEMENTS ? left : ELEMENTS);
 }
 
 // Eight elements as they lie in memory: one 16-byte word for narrow types, two for FP32.

@@ -14,6 +14,7 @@ from rlk.gates.candidate import Candidate
 from rlk.gates.case import DEFAULT_SEED, JUDGMENTS, Case, cases
 from rlk.gates.invariance import forward_invariance, gradient_invariance, order_free
 from rlk.gates.layout import layout
+from rlk.gates.mma_schedule import mma_schedule
 from rlk.gates.record import Record, Report, summarise
 from rlk.gates.repeatable import repeatable
 from rlk.gates.special_values import special_values
@@ -42,6 +43,7 @@ _JUDGES: dict[str, Callable[[Verdict], list[Record]]] = {
     "gpu_to_gpu": against_hashes,
     "layout": layout,
     "special_values": special_values,
+    "mma_schedule": mma_schedule,
 }
 
 
@@ -75,7 +77,7 @@ def judge(case: Case, dump: Path | None = None) -> list[Record]:
 
 def _cannot_run(case: Case) -> str | None:
     """Why this machine cannot judge the case, or None."""
-    if case.judgment == "gpu_to_gpu" and case.device.type != "cuda":
+    if case.judgment in ("gpu_to_gpu", "mma_schedule") and case.device.type != "cuda":
         return "it needs an NVIDIA GPU of compute capability 8.0 or newer, and this run has none"
     try:
         dispatch.choose(case.operator, case.device, case.backend)

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The value of a result against the FP64 oracle, by the contract and nothing else."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import product
+from typing import Any
 
 import torch
 
@@ -51,8 +52,11 @@ def reference(operator: Operator, batch: Fixture) -> dict[str, torch.Tensor]:
         batch.inputs[t.name].detach().cpu().double().requires_grad_(t.gradient is not None)
         for t in operator.inputs
     ]
+    options = dict(batch.scalars)
+    if operator.casts:
+        options["cast"] = cast_to(batch.inputs[operator.inputs[0].name].dtype)
     # Scalars as the caller wrote them: the oracle must not share the declaration's aliases.
-    results = operator.oracle(*leaves, **batch.scalars)
+    results = operator.oracle(*leaves, **options)
     outputs = results[: len(operator.outputs)]
     upstream = [batch.upstream[t.name].detach().cpu().double() for t in operator.outputs]
     gradients = torch.autograd.grad(outputs, [t for t in leaves if t.requires_grad], upstream)
@@ -63,6 +67,33 @@ def reference(operator: Operator, batch: Fixture) -> dict[str, torch.Tensor]:
     return {name: tensor.detach() for name, tensor in named.items()}
 
 
+def cast_to(dtype: torch.dtype) -> Callable[..., torch.Tensor]:
+    """What an oracle rounds declared casts with: values to `dtype`, gradients if asked."""
+
+    def cast(value: torch.Tensor, *, gradient: bool = False) -> torch.Tensor:
+        rounded: torch.Tensor = _Cast.apply(value, dtype, gradient)
+        return rounded
+
+    return cast
+
+
+class _Cast(torch.autograd.Function):
+    """Rounds, and lets the gradient through."""
+
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor, dtype: torch.dtype, gradient: bool) -> torch.Tensor:
+        ctx.dtype = dtype if gradient else None
+        return value.to(dtype).to(value.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        return (
+            gradient if ctx.dtype is None else gradient.to(ctx.dtype).to(gradient.dtype),
+            None,
+            None,
+        )
+
+
 def judge_tensor(
     operator: Operator, name: str, actual: torch.Tensor, expected: torch.Tensor
 ) -> Accuracy:
@@ -70,8 +101,9 @@ def judge_tensor(
 
     The ceiling is element-wise atol + rtol * |expected|. Under it, the largest error is bounded
     in ulp at the reference's root mean square, or at the element where that is larger. In narrow
-    dtypes nearly every element of a row tensor must be the correctly rounded one; a parameter
-    gradient has too few elements for a fraction, and sums the roundings of its contributions.
+    dtypes nearly every element of a row tensor or chain must be the correctly rounded one; an exact
+    sum has too few elements for a fraction, and sums the roundings of its contributions. A chain
+    may be small too: where one element would be too many, there is no fraction.
     """
     actual = actual.detach().cpu()
     forward = name in {t.name for t in operator.outputs + operator.saved}
@@ -93,8 +125,10 @@ def judge_tensor(
         )
     if not worst <= bound.max_ulp_at_rms:
         faults.append(f"largest error {worst:.3g} ulp at RMS, bound {bound.max_ulp_at_rms}")
-    of_rows = name not in {f"d{t.name}" for t in operator.parameters}
-    if of_rows and correct < bound.correctly_rounded:
+    exact = name in {f"d{t.name}" for t in operator.exact_parameters}
+    chain = name in {f"d{t.name}" for t in operator.chain_parameters}
+    few = exact or (chain and (1 - bound.correctly_rounded) * rounded.numel() < 1)
+    if not few and correct < bound.correctly_rounded:
         faults.append(f"{correct:.5f} correctly rounded, bound {bound.correctly_rounded}")
     return Accuracy(
         faults=tuple(faults),

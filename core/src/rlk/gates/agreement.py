@@ -1,15 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bytes against golden: computed here, or recorded as hashes and compared anywhere."""
+"""Bytes against golden: computed here, or recorded as hashes and compared anywhere.
+
+Tensors whose bits are claimed to be equal among some backends only are compared between these, on
+one device.
+"""
 
 from collections.abc import Iterator
 
+import msgspec
 import torch
 
+from rlk import dispatch
 from rlk.arguments import dtype_name
 from rlk.compare import digest
+from rlk.errors import BackendError
 from rlk.execution import Execution
 from rlk.gates import golden_hashes
-from rlk.gates.candidate import Candidate
+from rlk.gates.candidate import Candidate, Run
 from rlk.gates.inputs import (
     VALUES,
     Fixture,
@@ -20,7 +27,7 @@ from rlk.gates.inputs import (
     smallest_sizes,
 )
 from rlk.gates.record import Record
-from rlk.gates.verdict import Verdict
+from rlk.gates.verdict import Verdict, not_run
 from rlk.operator import Operator
 
 # Row lengths off every block size, and row counts around a program's constant.
@@ -34,27 +41,58 @@ FULL_ROWS = (1, 7, 33)
 
 def backend_equal(verdict: Verdict) -> list[Record]:
     """A backend against golden on the same inputs; golden against its recorded hashes."""
-    if verdict.case.backend == "golden":
+    case = verdict.case
+    if case.backend == "golden":
         return against_hashes(verdict)
-    operator = verdict.case.operator
-    golden = Candidate(Execution(operator), "golden", torch.device("cpu"))
-    records = []
-    for config, batch in agreement_inputs(operator, verdict.case.dtype, verdict.case.tier):
+    execution = Execution(case.operator)
+    golden = Candidate(execution, "golden", torch.device("cpu"))
+    peers, records = _peers(verdict)
+    for config, batch in agreement_inputs(case.operator, case.dtype, case.tier):
         actual = verdict.candidate.run_fixture(batch)
         expected = golden.run_fixture(batch)
-        records += [
-            verdict.bits(
-                name,
-                tensor.cpu(),
-                expected.tensors[name],
-                config=config,
-                pair="golden",
-                runs=(actual,),
-                nan_alone=True,
-            )
-            for name, tensor in actual.tensors.items()
-        ]
+        equal = [n for n in actual.tensors if not case.operator.equal_among(n)]
+        records += _against(verdict, equal, actual, expected, "golden", config)
+        for name in peers:
+            peer = Candidate(execution, name, case.device).run_fixture(batch)
+            equal = [n for n in actual.tensors if name in case.operator.equal_among(n)]
+            records += _against(verdict, equal, actual, peer, name, config)
     return records
+
+
+def _peers(verdict: Verdict) -> tuple[list[str], list[Record]]:
+    """Other backends whose bits are claimed to be equal, and those of them that cannot run here."""
+    case = verdict.case
+    among = [c.among for c in case.operator.claims if case.backend in c.among]
+    named = dict.fromkeys(name for names in among for name in names if name != case.backend)
+    peers, records = [], []
+    for name in named:
+        try:
+            dispatch.choose(case.operator, case.device, name)
+            peers.append(name)
+        except (BackendError, ImportError) as error:
+            skipped = not_run(case, f"nothing to compare with: {error}")
+            records.append(msgspec.structs.replace(skipped, config_pair=name))
+    return peers, records
+
+
+def _against(
+    verdict: Verdict, names: list[str], actual: Run, expected: Run, pair: str, config: str
+) -> list[Record]:
+    ran = {launch.backend for launch in expected.launches}
+    faults = () if ran <= {pair} else (f"{pair} was to run, ran {', '.join(sorted(ran))}",)
+    return [
+        verdict.bits(
+            name,
+            actual.tensors[name].cpu(),
+            expected.tensors[name].cpu(),
+            config=config,
+            pair=pair,
+            runs=(actual,),
+            faults=faults,
+            nan_alone=True,
+        )
+        for name in names
+    ]
 
 
 def against_hashes(verdict: Verdict) -> list[Record]:
@@ -66,6 +104,8 @@ def against_hashes(verdict: Verdict) -> list[Record]:
     for config, batch in golden_hashes.inputs(case.operator, case.dtype):
         run = verdict.candidate.run_fixture(batch)
         for name, tensor in run.tensors.items():
+            if case.backend != "golden" and case.operator.equal_among(name):
+                continue
             key = f"{case.dtype}/{config}/{name}"
             faults = [problem] if problem else []
             if recorded.hashes.get(key) != digest(tensor):

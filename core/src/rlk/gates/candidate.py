@@ -107,12 +107,12 @@ class Candidate:
         run.faults = _not_normalised(run)
         return run
 
-    def row_gradients(self, fixture: Fixture) -> dict[str, torch.Tensor]:
-        """Row gradients as the backend returns them, each asked for alone.
+    def finished_gradients(self, fixture: Fixture) -> dict[str, torch.Tensor]:
+        """Row and chain gradients as the backend returns them, each asked for alone.
 
         Autograd would cast a wrong dtype, and asks for all of them together.
         """
-        names = [t.name for t in self.operator.differentiable if t.gradient == "row"]
+        names = [t.name for t in self.operator.differentiable if t.gradient != "parameter"]
         gradients: dict[str, torch.Tensor] = {}
         for name in names:
             leaves, given = self._placed(fixture.inputs, fixture.upstream)
@@ -158,7 +158,7 @@ class Candidate:
         given: Sequence[torch.Tensor],
         scalars: Mapping[str, Any],
     ) -> dict[str, torch.Tensor]:
-        names = [t.name for t in self.operator.parameters]
+        names = [t.name for t in self.operator.exact_parameters]
         return self._backward(leaves, results, given, scalars, names)
 
     def _backward(

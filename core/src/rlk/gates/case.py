@@ -9,6 +9,7 @@ import torch
 from rlk.errors import RlkError
 from rlk.gates.record import Judgment
 from rlk.operator import Operator
+from rlk.reduce import mma_chain
 
 JUDGMENTS: tuple[Judgment, ...] = get_args(Judgment)
 # The seed of fixtures unless another is asked for; any seed must pass.
@@ -85,6 +86,10 @@ def _is_claimed(operator: Operator, backend: str, judgment: str) -> bool:
     if judgment == "gpu_to_gpu":
         # Golden is what other machines are compared with.
         return backend != "golden" and bool(operator.claimed(judgment))
+    if judgment == "mma_schedule":
+        # Golden has no tiles: it defines the values, not the bits of tensor cores.
+        chained = any(r.primitive == "mma_chain" for r in operator.reductions)
+        return chained and backend in mma_chain.BACKENDS and backend != "golden"
     if judgment in ("repeatable", "order_free", "backend_equal"):
         return bool(operator.claimed(judgment))
     return True

@@ -49,8 +49,11 @@ def scalar_variants(operator: Operator) -> dict[str, dict[str, Any]]:
 
 
 def smallest_sizes(operator: Operator) -> dict[str, int]:
-    """Symbol values of the operator's smallest real workload, without the row count."""
-    return without_rows(smallest_workload(operator).sizes)
+    """Symbol values of the operator's smallest real workload, without the row count.
+
+    Or those declared for gates, where golden takes too long at real ones.
+    """
+    return dict(operator.gate_sizes) or without_rows(smallest_workload(operator).sizes)
 
 
 def smallest_workload(operator: Operator) -> Workload:
@@ -63,31 +66,50 @@ def without_rows(sizes: Mapping[str, int]) -> dict[str, int]:
     return {symbol: value for symbol, value in sizes.items() if symbol != "T"}
 
 
+def real_sizes(operator: Operator) -> list[dict[str, int]]:
+    """Sizes of the rows of models, each once and the smallest first.
+
+    A row whose tokens are summed has the fewest: more of them are judged as rows of their own.
+    """
+    axis = operator.token_axis
+    fewest = {axis: min(w.sizes[axis] for w in operator.workloads)} if axis else {}
+    found = [smallest_sizes(operator)]
+    for workload in operator.workloads:
+        sizes = {**without_rows(workload.sizes), **fewest}
+        if sizes not in found:
+            found.append(sizes)
+    return found
+
+
 def edge_sizes(operator: Operator, lengths: Iterable[int]) -> list[dict[str, int]]:
     """Sizes off those of models: these lengths of a row, or what is declared where rows have axes.
 
-    Rows of several axes have no length that would do for all; every real size belongs to theirs.
+    Rows of several axes have no length that would do for all; every real size belongs to theirs,
+    unless golden takes too long there.
     """
     symbols = {s for t in operator.inputs for s in t.shape} - {"..."}
     if len(symbols) == 1:
         (symbol,) = symbols
         return [{symbol: length} for length in lengths]
-    found = [smallest_sizes(operator)]
-    for sizes in (*(without_rows(w.sizes) for w in operator.workloads), *operator.odd_sizes):
-        if sizes not in found:
-            found.append(dict(sizes))
-    return found[1:]
+    real = [] if operator.gate_sizes else real_sizes(operator)[1:]
+    return real + _odd_sizes(operator, [smallest_sizes(operator), *real])
+
+
+def _odd_sizes(operator: Operator, known: list[dict[str, int]]) -> list[dict[str, int]]:
+    return [dict(sizes) for sizes in operator.odd_sizes if sizes not in known]
 
 
 def judged_sizes(operator: Operator, tier: str) -> dict[str, dict[str, int]]:
-    """Sizes to judge, by a prefix for their records: the smallest, and in full every real one."""
+    """Sizes to judge, by a prefix for their records: the smallest, and in full every real one.
+
+    Or, where golden takes too long there, every odd one.
+    """
     smallest = smallest_sizes(operator)
     found = {"": smallest}
     if tier == "full":
-        for workload in operator.workloads:
-            sizes = without_rows(workload.sizes)
-            if sizes not in found.values():
-                found[f"{label(sizes)}_"] = sizes
+        odd = _odd_sizes(operator, [smallest])
+        others = odd if operator.gate_sizes else real_sizes(operator)[1:]
+        found |= {f"{label(sizes)}_": sizes for sizes in others}
     return found
 
 
@@ -124,9 +146,10 @@ def fixture(
     for position, declared in enumerate(operator.inputs):
         generator = torch.Generator().manual_seed(seed * 1009 + position)
         shape = row_shape(declared, sizes)
-        if declared.gradient == "parameter":
-            tensor = torch.randn(shape, generator=generator) * 0.5 + 1.0
-            made[declared.name] = tensor.to(_dtype(declared, made, dtype, parameter_dtype))
+        if declared.is_parameter:
+            tensor = _parameter(declared, generator, shape)
+            other = parameter_dtype if parameter_dtype in declared.dtype else None
+            made[declared.name] = tensor.to(_dtype(declared, made, dtype, other))
         else:
             wanted = _dtype(declared, made, dtype, None)
             fill = values if values and declared.gradient else _normal
@@ -138,6 +161,16 @@ def fixture(
         tensor = (values or _normal)(generator, row_shape(declared, sizes), wanted)
         upstream[declared.name] = (tensor * UPSTREAM_SCALE).to(wanted)
     return Fixture(made, upstream, dict(scalars or default_scalars(operator)))
+
+
+def _parameter(
+    declared: Tensor, generator: torch.Generator, shape: tuple[int, ...]
+) -> torch.Tensor:
+    normal = torch.randn(shape, generator=generator)
+    if declared.gradient == "chain":
+        # A factor of products: sums of them keep the scale of the rows, and cancel.
+        return normal / shape[-1] ** 0.5
+    return normal * 0.5 + 1.0
 
 
 def row_shape(declared: Tensor, sizes: Mapping[str, int]) -> tuple[int, ...]:

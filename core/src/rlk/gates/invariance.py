@@ -8,6 +8,7 @@ import torch
 
 from rlk.compare import same_bits
 from rlk.gates.candidate import Candidate, Run
+from rlk.gates.chains import chain_records
 from rlk.gates.inputs import (
     SAMPLE_LENGTHS,
     Fixture,
@@ -17,6 +18,7 @@ from rlk.gates.inputs import (
     smallest_sizes,
 )
 from rlk.gates.record import Record
+from rlk.gates.tokens import of_tokens, tokens_as_rows
 from rlk.gates.transforms import (
     PADDING,
     Arrangement,
@@ -46,14 +48,29 @@ def forward_invariance(verdict: Verdict) -> list[Record]:
     """Outputs and saved state, every configuration against the canonical one."""
     operator = verdict.case.operator
     names = [t.name for t in operator.outputs + operator.saved if t.has_rows]
-    return row_records(verdict, names)
+    return row_records(verdict, names) + _token_records(verdict, names)
 
 
 def gradient_invariance(verdict: Verdict) -> list[Record]:
-    """Row gradients as forward; parameter gradients through merged exact states."""
+    """Row gradients as forward; parameter gradients through merged exact states, or as chains."""
     operator = verdict.case.operator
     names = [f"d{t.name}" for t in operator.differentiable if t.gradient == "row"]
-    return row_records(verdict, names) + parameter_records(verdict)
+    records = row_records(verdict, names) + parameter_records(verdict)
+    if operator.chain_parameters:
+        records += chain_records(verdict)
+    sums = set(operator.exact_sums)
+    return records + _token_records(verdict, [name for name in names if name not in sums])
+
+
+def _token_records(verdict: Verdict, names: list[str]) -> list[Record]:
+    """What one sample's tokens have of these tensors, each token as a row."""
+    tokens = tokens_as_rows(verdict)
+    if tokens is None:
+        return []
+    operator = tokens.case.operator
+    declared = {t.name: t for t in operator.outputs + operator.saved}
+    declared |= {f"d{t.name}": t for t in operator.inputs}
+    return of_tokens(row_records(tokens, [name for name in names if declared[name].has_rows]))
 
 
 def row_records(verdict: Verdict, names: list[str]) -> list[Record]:
@@ -132,7 +149,7 @@ def _arrangement_records(
 def parameter_records(verdict: Verdict) -> list[Record]:
     """Exact parameter gradients of each configuration, and sums over all singletons."""
     records: list[Record] = []
-    if not verdict.case.operator.parameters:
+    if not verdict.case.operator.exact_parameters:
         return records
     for prefix, sizes in judged_sizes(verdict.case.operator, verdict.case.tier).items():
         records += _parameter_matrix_records(verdict, sizes, prefix)
@@ -158,27 +175,25 @@ def _parameter_matrix_records(
 
 
 def order_free(verdict: Verdict) -> list[Record]:
-    """The operator's own parameter gradient under permutation, chunking and padding."""
-    operator = verdict.case.operator
+    """The operator's own exact sums, over rows and over the tokens of one."""
+    records = _parameter_order_records(verdict) if verdict.case.operator.parameters else []
+    tokens = tokens_as_rows(verdict)
+    if tokens is not None:
+        records += of_tokens(_token_order_records(tokens, ORDER_ROWS))
+        if verdict.case.tier == "full":
+            most = max(w.sizes["T"] for w in tokens.case.operator.workloads)
+            records += of_tokens(_token_order_records(tokens, most, f"of_{most}_"))
+    return records
+
+
+def _parameter_order_records(verdict: Verdict) -> list[Record]:
+    """Parameter gradients under permutation, chunking and padding of rows."""
     rows = ORDER_ROWS
-    batch = fixture(
-        operator,
-        verdict.case.dtype,
-        rows=rows,
-        sizes=smallest_sizes(operator),
-        seed=verdict.case.seed,
-        values=_spread_rows,
-    )
-    order = list(range(rows))
-    generator = torch.Generator().manual_seed(verdict.case.seed)
-    arrangements = [
-        one_call(f"permutation_{i}", torch.randperm(rows, generator=generator).tolist())
-        for i in range(10)
-    ]
+    batch, order = _spread_batch(verdict, rows), list(range(rows))
+    arrangements = _permutations(verdict, rows)
     arrangements += [chunked(f"chunks_of_{size}", order, size) for size in (7, 64)]
     arrangements.append(_one_by_one(order, rows if verdict.case.tier == "full" else FEW_ROWS))
-    padding = [PADDING] * 15
-    arrangements.append(one_call("zero_padded", [*padding, *order, *padding]))
+    arrangements.append(_zero_padded(order))
     expected, base = whole_states(verdict.candidate, batch, one_call("whole", order))
     records = []
     for arrangement in arrangements:
@@ -187,6 +202,46 @@ def order_free(verdict: Verdict) -> list[Record]:
             verdict, actual, expected, arrangement.name, (base, run), pair="whole"
         )
     return records
+
+
+def _token_order_records(verdict: Verdict, tokens: int, prefix: str = "") -> list[Record]:
+    """Rounded sums over tokens under their permutation and zero padding, tokens being rows."""
+    batch, order = _spread_batch(verdict, tokens), list(range(tokens))
+    expected, base = run_arrangement(verdict.candidate, batch, one_call("whole", order))
+    records = []
+    for arrangement in (*_permutations(verdict, tokens), _zero_padded(order)):
+        actual, run = run_arrangement(verdict.candidate, batch, arrangement)
+        records += [
+            verdict.bits(
+                name,
+                actual[name][0],
+                expected[name][0],
+                config=prefix + arrangement.name,
+                pair="whole",
+                runs=(base, run),
+            )
+            for name in verdict.case.operator.exact_sums
+        ]
+    return records
+
+
+def _spread_batch(verdict: Verdict, rows: int) -> Fixture:
+    operator, dtype, seed = verdict.case.operator, verdict.case.dtype, verdict.case.seed
+    sizes = smallest_sizes(operator)
+    return fixture(operator, dtype, rows=rows, sizes=sizes, seed=seed, values=_spread_rows)
+
+
+def _permutations(verdict: Verdict, rows: int) -> list[Arrangement]:
+    generator = torch.Generator().manual_seed(verdict.case.seed)
+    return [
+        one_call(f"permutation_{i}", torch.randperm(rows, generator=generator).tolist())
+        for i in range(10)
+    ]
+
+
+def _zero_padded(order: list[int]) -> Arrangement:
+    padding = [PADDING] * 15
+    return one_call("zero_padded", [*padding, *order, *padding])
 
 
 def _one_by_one(order: list[int], count: int) -> Arrangement:

@@ -78,9 +78,10 @@ def layout(verdict: Verdict) -> list[Record]:
     )
     layouts = LAYOUTS
     if len(case.operator.row_axes) > 1:
+        batch = _in_samples(case.operator, batch)
+    if len(case.operator.row_axes) > 1 or case.operator.token_axis:
         # Strides of samples and of tokens are two.
         layouts = {**LAYOUTS, "swapped": swapped}
-        batch = _in_samples(case.operator, batch)
     expected = verdict.candidate.run_fixture(batch)
     records = []
     for name, rearrange in layouts.items():
@@ -154,7 +155,7 @@ def _ownership(verdict: Verdict, batch: Fixture) -> list[Record]:
         upstream = {n: t[:rows] for n, t in batch.upstream.items()}
         part = replace(batch, inputs=inputs, upstream=upstream)
         run = verdict.candidate.run_fixture(part)
-        returned = {**run.tensors, **verdict.candidate.row_gradients(part)}
+        returned = {**run.tensors, **verdict.candidate.finished_gradients(part)}
         for name, tensor in returned.items():
             faults = _not_owned(name, tensor, run)
             records.append(_owned(verdict, name, tensor, config, run, faults))

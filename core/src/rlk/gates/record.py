@@ -18,6 +18,7 @@ Judgment = Literal[
     "gpu_to_gpu",
     "layout",
     "special_values",
+    "mma_schedule",
 ]
 Status = Literal["passed", "failed", "not_run"]
 

@@ -97,6 +97,23 @@ def test_reference_alias_reaches_the_oracle_as_the_caller_wrote_it(scale):
     assert seen == ["c"]
 
 
+@pytest.mark.parametrize("gradient", [False, True])
+def test_reference_declared_cast_rounds_in_the_dtype_of_the_call(scale, gradient):
+    def oracle(x, weight, *, cast):
+        return (cast(x * weight, gradient=gradient) * 3,)
+
+    operator = scale.operator(oracle=oracle, casts=("product",))
+    made = fixture(operator, "bfloat16", rows=3, sizes={"N": 8}, seed=0)
+    x, weight = (made.inputs[n].double() for n in ("x", "weight"))
+    found = reference(operator, made)
+    narrow = (x * weight).to(torch.bfloat16).double()
+    assert torch.equal(found["y"], narrow * 3)
+    assert not torch.equal(narrow, x * weight)
+    upstream = made.upstream["y"].double() * 3
+    rounded = upstream.to(torch.bfloat16).double() if gradient else upstream
+    assert torch.equal(found["dx"], rounded * weight)
+
+
 def test_record_judge_that_accepts_zeros_is_red(scale, monkeypatch):
     # A tensor whose right answer is zero everywhere gives nothing to tell an impostor by.
     operator = scale.operator(

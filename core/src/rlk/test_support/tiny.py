@@ -12,7 +12,7 @@ from rlk.operator import FLOATS, Backend, Operator, Reduction, Scalar, Tensor
 from rlk.reduce import exact_sum
 
 
-def tiny_operator(name: str, *, results: int = 1, **changes: Any) -> Operator:
+def tiny_operator(name: str, *, results: int = 1, chain: bool = False, **changes: Any) -> Operator:
     """The declaration.
 
         y = x * peak * weight * factor,  peak = max(|x|), a constant to gradients
@@ -20,23 +20,25 @@ def tiny_operator(name: str, *, results: int = 1, **changes: Any) -> Operator:
     Args:
         name: what torch will know it by; a name can be published once per process.
         results: 2 adds z = x * factor.
+        chain: the gradient of weight is a chain over rows.
         changes: fields of the declaration to replace.
     """
     row = ("...", "N")
     declared = (Tensor("y", row, ("=x",)), Tensor("z", row, ("=x",)))
-    golden = tiny_backend(results=results)
+    golden = tiny_backend(results=results, chain=chain)
+    gradient: Any = "chain" if chain else "parameter"
     fields: dict[str, Any] = {
         "name": name,
         "package": "none",
         "bits_version": 1,
         "inputs": (
             Tensor("x", row, FLOATS, gradient="row"),
-            Tensor("weight", ("N",), ("=x", "float32"), gradient="parameter"),
+            Tensor("weight", ("N",), ("=x", "float32"), gradient=gradient),
         ),
         "scalars": (Scalar("factor", 1.0, minimum=0.0),),
         "outputs": declared[:results],
         "saved": (Tensor("peak", ("...",), ("float32",)),),
-        "reductions": (Reduction("dweight", "exact_sum", "T"),),
+        "reductions": (Reduction("dweight", "mma_chain" if chain else "exact_sum", "T"),),
         "category": "elementwise",
         "claims": (),
         "workloads": (),
@@ -47,7 +49,7 @@ def tiny_operator(name: str, *, results: int = 1, **changes: Any) -> Operator:
     return Operator(**{**fields, **changes})
 
 
-def tiny_backend(label: str = "golden", results: int = 1) -> Any:
+def tiny_backend(label: str = "golden", results: int = 1, chain: bool = False) -> Any:
     """A backend module that reports its launches as `label`.
 
     Its `needs` and `threads` list what each backward call was asked for, and where it ran.
@@ -79,11 +81,22 @@ def tiny_backend(label: str = "golden", results: int = 1) -> Any:
             dx = dx.to(x.dtype)
         if "weight" in needs:
             empty = exact_sum.new(x.shape[1], x.device)
-            state = exact_sum.add_rows(empty, scaled * x.float(), backend="golden")
+            terms = scaled * x.float()
+            state = exact_sum.add_rows(empty, terms, backend="golden")
+            if chain:
+                state = ascending(terms).to(weight.dtype)
         return dx, state
 
     module.forward, module.backward = forward, backward
     return module
+
+
+def ascending(terms: torch.Tensor) -> torch.Tensor:
+    """The sum of rows [T, N] in FP32, one after another."""
+    total = torch.zeros_like(terms[0])
+    for term in terms:
+        total = total + term
+    return total
 
 
 def small_integers(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:

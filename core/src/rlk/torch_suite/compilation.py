@@ -98,7 +98,7 @@ class CompilationSuite:
         made = sample(self.operator, device)
         module = OperatorModule(made)
         rows = torch.export.Dim("rows")
-        first = [t for t in self.operator.inputs if t.gradient != "parameter"]
+        first = [t for t in self.operator.inputs if not t.is_parameter]
         dynamic = [{0: rows} if t.has_rows else None for t in first]
         program = torch.export.export(
             module, tuple(made.row_inputs), dynamic_shapes=(tuple(dynamic),), strict=strict

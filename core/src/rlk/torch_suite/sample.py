@@ -134,7 +134,7 @@ class OperatorModule(torch.nn.Module):
         published = PUBLISHED[self.name]
         given = iter(rows)
         tensors = [
-            getattr(self, t.name) if t.gradient == "parameter" else next(given)
+            getattr(self, t.name) if t.is_parameter else next(given)
             for t in published.operator.inputs
         ]
         return published(tensors, self.scalars)
@@ -144,7 +144,7 @@ def module_results(
     module: torch.nn.Module, made: Sample, parameters: Sequence[torch.Tensor] | None = None
 ) -> dict[str, torch.Tensor]:
     """Outputs, row gradients and `.grad` of parameters after a backward through a module."""
-    with_gradient = [t for t in made.operator.inputs if t.gradient != "parameter"]
+    with_gradient = [t for t in made.operator.inputs if not t.is_parameter]
     rows = [
         tensor.detach().requires_grad_(t.gradient is not None)
         for t, tensor in zip(with_gradient, made.row_inputs, strict=True)

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The normalisations of Qwen3-Next: same bits for a row in any batch, forward and backward."""
 
-from rlk_qwen3next.patching import PatchReport, PatchSite, patch, unpatch
+from rlk.patching import PatchReport
+from rlk_qwen3next.patching import PatchSite, patch, unpatch
 from rlk_qwen3next.qwen3_next_rms_norm import Qwen3NextRMSNorm, qwen3_next_rms_norm
 from rlk_qwen3next.rms_norm import RMSNorm, rms_norm
 from rlk_qwen3next.rms_norm_gated import Qwen3NextRMSNormGated, rms_norm_gated

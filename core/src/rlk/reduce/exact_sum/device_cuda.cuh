@@ -18,6 +18,27 @@ constexpr int PARTIAL_LEVELS = 2;
 // 256: columns that one flag of `Partials` speaks for.
 constexpr int FLAG_COLUMNS = 256;
 
+// Cut a finite double that is a multiple of 2^-149, as every sum of FP32 values is, into 32-bit
+// pieces with its sign: `add(limb, piece)` for each.
+template <typename Add> __device__ __forceinline__ void split_exact(double value, Add add) {
+    const unsigned long long bits = (unsigned long long)__double_as_longlong(value);
+    const int exponent = (int)(bits >> 52) & 2047;
+    if (exponent == 0) return;
+    unsigned long long mantissa = (bits & ((1ull << 52) - 1)) | (1ull << 52);
+    // 1075: value = mantissa * 2^(exponent - 1075)
+    int place = exponent - 1075 + 149;
+    if (place < 0) {
+        mantissa >>= -place;  // only zeros leave: nothing lies below 2^-149
+        place = 0;
+    }
+    const bool negative = (long long)bits < 0;
+    unsigned __int128 rest = (unsigned __int128)mantissa << (place & 31);
+    for (int limb = place >> 5; limb < LIMBS && rest != 0; ++limb, rest >>= 32) {
+        const long long piece = (long long)((uint32_t)rest);
+        if (piece != 0) add(limb, negative ? -piece : piece);
+    }
+}
+
 // The integer state [13, columns] in global memory.
 struct ExactState {
     long long* data;
@@ -28,24 +49,8 @@ struct ExactState {
                   (unsigned long long)value);
     }
 
-    // Add a finite double that is a multiple of 2^-149, as every sum of FP32 values is.
     __device__ __noinline__ void add_exact(long long column, double value) const {
-        const unsigned long long bits = (unsigned long long)__double_as_longlong(value);
-        const int exponent = (int)(bits >> 52) & 2047;
-        if (exponent == 0) return;
-        unsigned long long mantissa = (bits & ((1ull << 52) - 1)) | (1ull << 52);
-        // 1075: value = mantissa * 2^(exponent - 1075)
-        int place = exponent - 1075 + 149;
-        if (place < 0) {
-            mantissa >>= -place;  // only zeros leave: nothing lies below 2^-149
-            place = 0;
-        }
-        const bool negative = (long long)bits < 0;
-        unsigned __int128 rest = (unsigned __int128)mantissa << (place & 31);
-        for (int limb = place >> 5; limb < LIMBS && rest != 0; ++limb, rest >>= 32) {
-            const long long piece = (long long)((uint32_t)rest);
-            if (piece != 0) add(limb, column, negative ? -piece : piece);
-        }
+        split_exact(value, [&](int limb, long long piece) { add(limb, column, piece); });
     }
 
     __device__ __noinline__ void count_special(long long column, float value) const {
@@ -88,7 +93,8 @@ struct Partials {
 };
 
 // The sums of a thread's columns: the first level in registers, the deeper in shared memory.
-template <int COLUMNS> struct ColumnSums {
+// `Rest` is told what fits no level, as `ExactState` is, which adds it.
+template <int COLUMNS, typename Rest = ExactState> struct ColumnSums {
     double level[COLUMNS];
     double* deeper;  // [LEVELS][COLUMNS][threads], this thread's; the last is for `merge` alone
     int threads;
@@ -109,12 +115,12 @@ template <int COLUMNS> struct ColumnSums {
     }
     // Terms of a few rows; one branch for all, so that their additions overlap.
     template <int ROWS>
-    __device__ __forceinline__ void add(const float (&terms)[ROWS][COLUMNS], ExactState state,
+    __device__ __forceinline__ void add(const float (&terms)[ROWS][COLUMNS], Rest lost,
                                         long long column) {
         if (!spread && add_exactly(terms)) return;
         spread = false;
 #pragma unroll
-        for (int u = 0; u < ROWS; ++u) spread |= add_inexact(terms[u], state, column);
+        for (int u = 0; u < ROWS; ++u) spread |= add_inexact(terms[u], lost, column);
     }
     // To the first level alone, if it loses nothing.
     template <int ROWS>
@@ -138,7 +144,7 @@ template <int COLUMNS> struct ColumnSums {
     }
     // What the first level loses goes deeper. No branch and no store stands between the columns,
     // so that their chains of additions overlap. Whether anything was lost.
-    __device__ __forceinline__ bool add_inexact(const float (&terms)[COLUMNS], ExactState state,
+    __device__ __forceinline__ bool add_inexact(const float (&terms)[COLUMNS], Rest lost,
                                                 long long column) {
         double rest[COLUMNS];
         bool special = false, left = false;
@@ -147,7 +153,7 @@ template <int COLUMNS> struct ColumnSums {
             rest[i] = isfinite(terms[i]) ? (double)terms[i] : 0.0;
             special |= !isfinite(terms[i]);
         }
-        if (special) count_specials(terms, state, column);
+        if (special) count_specials(terms, lost, column);
 #pragma unroll
         for (int i = 0; i < COLUMNS; ++i) {
             level[i] = two_sum(level[i], rest[i], rest[i]);
@@ -171,7 +177,7 @@ template <int COLUMNS> struct ColumnSums {
         }
 #pragma unroll
         for (int i = 0; i < COLUMNS; ++i) {
-            if (rest[i] != 0.0) state.add_exact(column + i, rest[i]);
+            if (rest[i] != 0.0) lost.add_exact(column + i, rest[i]);
         }
         return true;
     }
@@ -182,10 +188,10 @@ template <int COLUMNS> struct ColumnSums {
         return d == 0 ? LEVELS - 1 : d - 1;
     }
     __device__ __forceinline__ static void count_specials(const float (&terms)[COLUMNS],
-                                                          ExactState state, long long column) {
+                                                          Rest lost, long long column) {
 #pragma unroll
         for (int i = 0; i < COLUMNS; ++i) {
-            if (!isfinite(terms[i])) state.count_special(column + i, terms[i]);
+            if (!isfinite(terms[i])) lost.count_special(column + i, terms[i]);
         }
     }
     // At the end, where no second pass follows: all that the levels hold, to the state.
@@ -193,6 +199,27 @@ template <int COLUMNS> struct ColumnSums {
         for (int i = 0; i < COLUMNS; ++i) {
             state.add_exact(column + i, level[i]);
             for (int d = 1; d < LEVELS; ++d) state.add_exact(column + i, at(d, i));
+        }
+    }
+    // The same of a whole block, whose threads have all columns from `first` on in order: neighbours
+    // in memory are added by neighbouring threads. `staged` is shared memory of `staged_doubles`.
+    __host__ __device__ static constexpr int staged_doubles(int threads) {
+        return COLUMNS * (threads + 1);
+    }
+    __device__ __forceinline__ void flush_block(ExactState state, long long first, int count,
+                                                double* staged) const {
+        const int levels = __syncthreads_or(is_deep()) ? LEVELS : 1;
+        for (int d = 0; d < levels; ++d) {
+#pragma unroll
+            for (int i = 0; i < COLUMNS; ++i) {
+                // One more than the threads: columns of one thread lie in unlike banks.
+                staged[i * (threads + 1) + threadIdx.x] = d == 0 ? level[i] : at(d, i);
+            }
+            __syncthreads();
+            for (int i = threadIdx.x; i < count && i < COLUMNS * threads; i += threads) {
+                state.add_exact(first + i, staged[i % COLUMNS * (threads + 1) + i / COLUMNS]);
+            }
+            __syncthreads();
         }
     }
     __device__ __forceinline__ bool is_deep() const {

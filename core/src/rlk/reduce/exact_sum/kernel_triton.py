@@ -94,15 +94,19 @@ def normalise_(state: torch.Tensor) -> torch.Tensor:
 
 def round(state: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """The sum rounded once, to nearest even, from the limbs to `dtype`."""
-    form = FORMATS[dtype]
-    state = state.contiguous()
+    out = torch.empty(state.shape[1], dtype=dtype, device=state.device)
+    return round_into(out, state.contiguous())
+
+
+def round_into(out: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+    """`round` of a contiguous state, into contiguous memory of its dtype."""
+    form = FORMATS[out.dtype]
     columns = state.shape[1]
-    out = torch.empty(columns, dtype=form.storage, device=state.device)
     grid = (triton.cdiv(columns, OWNED_COLUMNS),)
     launch_triton(
         round_kernel,
         grid,
-        out,
+        out.view(form.storage),
         state,
         columns,
         PRECISION=form.precision,
@@ -111,4 +115,4 @@ def round(state: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         SIGN=form.sign,
         COLUMNS=OWNED_COLUMNS,
     )
-    return out.view(dtype)
+    return out

@@ -11,6 +11,14 @@ constexpr int LANE_TERMS = 8;
 constexpr int CHUNK = 256;
 
 // ORDER: left to right within a lane, starting from +0
+__device__ __forceinline__ float lane_sum(const float (&terms)[LANE_TERMS]) {
+  float sum = 0.0f;
+#pragma unroll
+  for (int i = 0; i < LANE_TERMS; ++i) sum = add(sum, terms[i]);
+  return sum;
+}
+
+// ORDER: the same
 __device__ __forceinline__ float lane_dot(const float (&a)[LANE_TERMS],
                                           const float (&b)[LANE_TERMS]) {
   float sum = 0.0f;

@@ -33,14 +33,14 @@ SOURCE = Path(__file__).with_name("test_kernels.cu")
 MANY_ROWS = 4096
 
 
-def in_cuda(a: torch.Tensor, b: torch.Tensor, lanes: int) -> torch.Tensor:
-    """Dot products of rows, a row by `lanes` threads."""
+def in_cuda(a: torch.Tensor, b: torch.Tensor | None, lanes: int) -> torch.Tensor:
+    """Dot products of rows, or sums without b, a row by `lanes` threads."""
     device = torch.cuda.current_device()
     library = binary_for("row_sum_test", SOURCE, GENERATED, device)
     launch = library.function("rlk_row_sum_test_dot", [ctypes.c_char_p])
-    a, b, y = a.cuda(), b.cuda(), torch.empty(len(a), device="cuda")
+    a, b, y = a.cuda(), None if b is None else b.cuda(), torch.empty(len(a), device="cuda")
     stream = torch.cuda.current_stream(device).cuda_stream
-    pointers = (a.data_ptr(), b.data_ptr(), y.data_ptr())
+    pointers = (a.data_ptr(), 0 if b is None else b.data_ptr(), y.data_ptr())
     packed = LAYOUT.packer.pack(*pointers, *a.shape, stream, lanes, device)
     library.check(launch(packed), "dot")
     return y.cpu()
@@ -65,6 +65,7 @@ def test_dot_hard_rows_equals_golden(length: int) -> None:
     a, b = hard_cases.rows(length), hard_cases.rows(length, seed=1)
     for lanes in lane_counts(length):
         assert_same_bits(in_cuda(a, b, lanes), golden.row_dot(a, b), f"{lanes} lanes")
+        assert_same_bits(in_cuda(a, None, lanes), golden.row_sum(a), f"sum, {lanes} lanes")
 
 
 @pytest.mark.gpu
@@ -86,3 +87,5 @@ def test_dot_known_row_gives_known_sum(name: str) -> None:
     for lanes in lane_counts(terms.shape[1]):
         actual = in_cuda(terms, torch.ones_like(terms), lanes)
         assert_same_bits(actual, torch.tensor([expected]), f"{lanes} lanes")
+        alone = in_cuda(terms, None, lanes)
+        assert_same_bits(alone, torch.tensor([expected]), f"sum, {lanes} lanes")

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Row dot products by the device functions, looped over chunks as operators do.
+// Row sums and dot products by the device functions, looped over chunks as operators do.
 #include "rlk_row_sum_test.h"
 
 #include "rlk/reduce/row_sum/device_cuda.cuh"
 
 namespace {
 
-// LANES neighbouring lanes hold a row; fewer than 32 serve rows of one chunk or less.
+// LANES neighbouring lanes hold a row; fewer than 32 serve rows of one chunk or less. Without b the
+// sum of a.
 template <int LANES>
 __global__ void dot(const float* a, const float* b, float* y, long long rows, int columns) {
     const int lane = threadIdx.x % LANES;
@@ -18,9 +19,10 @@ __global__ void dot(const float* a, const float* b, float* y, long long rows, in
             const int column = start + lane * rlk::LANE_TERMS + i;
             const bool inside = row < rows && column < columns;
             left[i] = inside ? a[row * columns + column] : 0.0f;
-            right[i] = inside ? b[row * columns + column] : 0.0f;
+            right[i] = inside && b != nullptr ? b[row * columns + column] : 0.0f;
         }
-        total = rlk::add(total, rlk::chunk_tree<LANES>(rlk::lane_dot(left, right)));
+        const float lane_total = b != nullptr ? rlk::lane_dot(left, right) : rlk::lane_sum(left);
+        total = rlk::add(total, rlk::chunk_tree<LANES>(lane_total));
     }
     if (lane == 0 && row < rows) y[row] = total;
 }

@@ -8,13 +8,14 @@ our operator. So the parameters, the state, hooks and everything that holds the 
 from torch import nn
 
 from rlk.errors import ArgumentError
+from rlk.patching import PatchReport
 
-from .report import PatchReport, PatchSite
+from .report import PatchSite
 
 __all__ = ["PatchReport", "PatchSite", "patch", "unpatch"]
 
 
-def patch(model: nn.Module) -> PatchReport:
+def patch(model: nn.Module) -> PatchReport[PatchSite]:
     """Let every norm of a Qwen3-Next model compute with our operators.
 
     eps, activation and offset are those of each module. Patching twice changes nothing. On a
@@ -31,7 +32,7 @@ def patch(model: nn.Module) -> PatchReport:
     return _exchange("patch", model, to_ours=True)
 
 
-def unpatch(model: nn.Module) -> PatchReport:
+def unpatch(model: nn.Module) -> PatchReport[PatchSite]:
     """Give every norm that `patch` changed its own class, and so its own bits, again.
 
     Args:
@@ -45,11 +46,11 @@ def unpatch(model: nn.Module) -> PatchReport:
     return _exchange("unpatch", model, to_ours=False)
 
 
-def _exchange(name: str, model: nn.Module, to_ours: bool) -> PatchReport:
+def _exchange(name: str, model: nn.Module, to_ours: bool) -> PatchReport[PatchSite]:
     if not isinstance(model, nn.Module):
         raise ArgumentError(f"{name}: model must be a torch.nn.Module, got {type(model).__name__}")
     # Here, as it looks for transformers.
-    from .sites import change_class, find_sites, obstacle, replacements
+    from .sites import change, find_sites, obstacle, replacements
 
     pairs = replacements(name)
     sites = find_sites(model, pairs)
@@ -62,9 +63,5 @@ def _exchange(name: str, model: nn.Module, to_ours: bool) -> PatchReport:
     # Nothing above changes a model: an error leaves it whole.
     for (_, module, pair), reason in zip(sites, reasons, strict=True):
         if pair is not None and reason is None:
-            change_class(module, pair, to_ours)
-    return PatchReport(
-        name,
-        changed=tuple(site for site in described if not site.reason),
-        left=tuple(site for site in described if site.reason),
-    )
+            change(module, pair, to_ours)
+    return PatchReport.of(name, described)

@@ -1,15 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What patching did to a model, as data and as a table."""
+"""A site of patching, as data and as a row of a table."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from torch import nn
 
 if TYPE_CHECKING:
     from .sites import Replacement
-
-HEADER = ("site", "class", "operator", "eps", "activation", "offset", "")
 
 
 @dataclass(frozen=True)
@@ -19,6 +17,8 @@ class PatchSite:
     `operator` is the name of ours that computes it when patched, with these scalars; empty, and
     the scalars None, where there is none. `activation` is None also for a norm without a gate.
     """
+
+    header: ClassVar[tuple[str, ...]] = ("site", "class", "operator", "eps", "activation", "offset")
 
     path: str
     class_name: str
@@ -47,24 +47,7 @@ class PatchSite:
             **pair.scalars(module),
         )
 
-
-@dataclass(frozen=True)
-class PatchReport:
-    """The sites that `patch` or `unpatch` changed, and the norms that it left alone."""
-
-    name: str
-    changed: tuple[PatchSite, ...]
-    left: tuple[PatchSite, ...]
-
-    def __str__(self) -> str:
-        rows: list[tuple[str, ...]] = [HEADER]
-        for site in (*self.changed, *self.left):
-            scalars = (site.eps, site.activation, site.weight_offset)
-            shown = ("-" if scalar is None else f"{scalar}" for scalar in scalars)
-            outcome = f"left alone: {site.reason}" if site.reason else f"{self.name}ed"
-            rows.append((site.path, site.class_name, site.operator or "-", *shown, outcome))
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-        return "\n".join(
-            [*lines, f"{len(self.changed)} {self.name}ed, {len(self.left)} left alone"]
-        )
+    def row(self) -> tuple[object, ...]:
+        """What a table shows of it."""
+        scalars = (self.eps, self.activation, self.weight_offset)
+        return (self.path, self.class_name, self.operator, *scalars)

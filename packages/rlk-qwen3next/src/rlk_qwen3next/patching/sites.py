@@ -1,18 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which modules of a model have a replacement, what stands against it, and the exchange."""
 
-import importlib
-import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import MethodType
 from typing import Any
 
-import torch
 from torch import nn
 
-from rlk.errors import ArgumentError, PlatformError
+from rlk.errors import ArgumentError
+from rlk.patching import change_class, has_other_forward, own_class, require_release
 
 # The oldest release and the newest series of transformers that the tests cover, both included.
 OLDEST_TRANSFORMERS = "4.57.1"
@@ -47,7 +44,7 @@ def replacements(name: str) -> tuple[Replacement, ...]:
     Raises:
         PlatformError: transformers is missing or outside the supported range.
     """
-    _require_transformers(name)
+    require_release(name, "transformers", OLDEST_TRANSFORMERS, NEWEST_TRANSFORMERS)
     from . import transformers_norms
 
     pairs = transformers_norms.REPLACEMENTS
@@ -57,23 +54,6 @@ def replacements(name: str) -> tuple[Replacement, ...]:
 
         pairs += fla_norms.REPLACEMENTS
     return pairs
-
-
-def _require_transformers(name: str) -> None:
-    oldest, newest = OLDEST_TRANSFORMERS, NEWEST_TRANSFORMERS
-    try:
-        found = importlib.import_module("transformers").__version__
-    except ImportError:
-        found = "none"
-    release = tuple(int(part) for part in re.findall(r"\d+", found)[:3])
-    if not _numbers(oldest) <= release or release[:2] > _numbers(newest):
-        raise PlatformError(
-            f"{name}: transformers must be {oldest} or newer and at most {newest}, got {found}"
-        )
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.split("."))
 
 
 def find_sites(model: nn.Module, pairs: Sequence[Replacement]) -> list[Site]:
@@ -90,9 +70,9 @@ def obstacle(module: nn.Module, pair: Replacement | None, to_ours: bool) -> str 
     """Why a module must be left alone, or None."""
     if pair is None:
         return f"rlk_qwen3next has no replacement for a class of {type(module).__module__}"
-    if "forward" in vars(module) and not _bound_forwards(module):
+    if has_other_forward(module):
         return "its forward is set on the instance"
-    own = _own_class(module)
+    own = own_class(module)
     if own is (pair.ours if to_ours else pair.theirs):
         return "it is patched already" if to_ours else "it is not patched"
     if own not in (pair.theirs, pair.ours):
@@ -100,20 +80,10 @@ def obstacle(module: nn.Module, pair: Replacement | None, to_ours: bool) -> str 
     return _uncomputable(module, pair) if to_ours else None
 
 
-def change_class(module: nn.Module, pair: Replacement, to_ours: bool) -> None:
+def change(module: nn.Module, pair: Replacement, to_ours: bool) -> None:
     """Exchange the class of one module."""
     old, new = (pair.theirs, pair.ours) if to_ours else (pair.ours, pair.theirs)
-    bound = _bound_forwards(module)
-    module.__class__ = _with_base(type(module), old, new)
-    for name in bound:
-        setattr(module, name, MethodType(new.forward, module))
-
-
-def _bound_forwards(module: nn.Module) -> list[str]:
-    """Where the module itself holds the forward of its class: accelerate calls it from there."""
-    found = {name: vars(module).get(name) for name in ("forward", "_old_forward")}
-    own = type(module).forward
-    return [n for n, f in found.items() if isinstance(f, MethodType) and f.__func__ is own]
+    change_class(module, old, new)
 
 
 def _uncomputable(module: nn.Module, pair: Replacement) -> str | None:
@@ -128,25 +98,3 @@ def _uncomputable(module: nn.Module, pair: Replacement) -> str | None:
     except ArgumentError as error:
         return str(error)
     return None
-
-
-def _own_class(module: nn.Module) -> type:
-    """The class of a module, below the one that fully_shard makes on the spot."""
-    cls = type(module)
-    return next(b for b in cls.__bases__ if issubclass(b, nn.Module)) if _is_sharded(cls) else cls
-
-
-def _is_sharded(cls: type) -> bool:
-    if not torch.distributed.is_available():
-        return False
-    from torch.distributed.fsdp import FSDPModule
-
-    return FSDPModule in cls.__bases__
-
-
-def _with_base(cls: type, old: type, new: type) -> type:
-    """`new` for `old`, or the same class of fully_shard above `new`."""
-    if cls is old:
-        return new
-    body = {k: v for k, v in vars(cls).items() if k not in ("__dict__", "__weakref__")}
-    return type(cls.__name__, tuple(new if b is old else b for b in cls.__bases__), body)

@@ -6,7 +6,7 @@
 #include "rlk/cuda/rows.cuh"
 #include "rlk/math/device_cuda.cuh"
 #include "rlk/reduce/exact_sum/device_cuda.cuh"
-#include "rlk/reduce/row_sum/device_cuda.cuh"
+#include "rlk/reduce/row_sum/block_cuda.cuh"
 
 namespace rlk {
 
@@ -55,12 +55,6 @@ struct Turns {
         return turn < of[u] ? count : 0;
     }
 };
-
-// How many of a lane's elements lie in the row; none or all of them in a row read by words.
-__device__ __forceinline__ int elements_inside(int column, int columns) {
-    const int left = columns - column;
-    return left < 0 ? 0 : (left < ELEMENTS ? left : ELEMENTS);
-}
 
 // act(z) of a lane's gates.
 __device__ __forceinline__ void activate(const float (&z)[ELEMENTS], bool is_silu,

@@ -147,7 +147,7 @@ __global__ void __launch_bounds__(NARROW_THREADS, 2) backward_narrow(NormArgumen
 template <typename T, bool GATED, bool VECTOR, int THREADS, int BLOCKS>
 __global__ void __launch_bounds__(THREADS, BLOCKS) backward_wide(NormArguments<T> a) {
     extern __shared__ double shared[];
-    __shared__ ChunkSums<THREADS / 32> chunks;
+    __shared__ ChunkSums<THREADS / 32, TURN_ROWS> chunks;
     const int column = threadIdx.x * ELEMENTS;
     const int count = elements_inside(column, a.columns);
     float weight[ELEMENTS];

@@ -95,41 +95,10 @@ __global__ void __launch_bounds__(NARROW_THREADS) forward_narrow(NormArguments<T
     }
 }
 
-// ORDER: chunk sums ascending, from +0. All CHUNKS are added: those beyond the row are +0, which
-// changes no sum.
-template <int CHUNKS>
-__device__ __forceinline__ float add_chunks(const float* sums) {
-    float total = 0.0f;
-#pragma unroll
-    for (int i = 0; i < CHUNKS; ++i) total = add(total, sums[i]);
-    return total;
-}
-
-// Chunk sums of a block's rows: those of one turn, while the other half serves the next.
-template <int CHUNKS> struct ChunkSums {
-    float sums[2][TURN_ROWS][CHUNKS];
-
-    // Whole blocks call; the first barrier of a turn comes after.
-    __device__ __forceinline__ void clear() {
-        for (int i = threadIdx.x; i < 2 * TURN_ROWS * CHUNKS; i += blockDim.x) {
-            (&sums[0][0][0])[i] = 0.0f;
-        }
-        __syncthreads();
-    }
-    // The sum of row `threadIdx.x % TURN_ROWS` over all chunks. One barrier a turn.
-    __device__ __forceinline__ float total(int turn, float (&lane_sums)[TURN_ROWS]) {
-        const float chunk = chunk_trees<32>(lane_sums);
-        const int row = threadIdx.x % TURN_ROWS;
-        if (threadIdx.x % 32 < TURN_ROWS) sums[turn % 2][row][threadIdx.x / 32] = chunk;
-        __syncthreads();
-        return add_chunks<CHUNKS>(sums[turn % 2][row]);
-    }
-};
-
 // Rows of 257 to 8192 columns: a block holds TURN_ROWS rows, a warp one chunk of each.
 template <typename T, bool GATED, bool VECTOR, int THREADS>
 __global__ void __launch_bounds__(THREADS) forward_wide(NormArguments<T> a) {
-    __shared__ ChunkSums<THREADS / 32> chunks;
+    __shared__ ChunkSums<THREADS / 32, TURN_ROWS> chunks;
     const int column = threadIdx.x * ELEMENTS;
     const int count = elements_inside(column, a.columns);
     float weight[ELEMENTS];
@@ -156,13 +125,6 @@ __global__ void __launch_bounds__(THREADS) forward_wide(NormArguments<T> a) {
         y_at += turns.step * a.columns;
         rstd_at += turns.step;
     }
-}
-
-// ORDER: chunk sums ascending, from +0.
-__device__ __forceinline__ float add_long_chunks(const float* sums, int chunks) {
-    float total = 0.0f;
-    for (int i = 0; i < chunks; ++i) total = add(total, sums[i]);
-    return total;
 }
 
 // Longer rows: warps take turns at chunks, and the row is read twice, from cache.

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Steps of a backend: packed as declared, reported by name, refused by name."""
+
+import struct
+from pathlib import Path
+
+import pytest
+
+from rlk import launch, trace
+from rlk.cuda import steps as module
+from rlk.cuda.header import Layout
+from rlk.cuda.steps import Steps
+from rlk.errors import BackendError
+
+LAYOUT = Layout("DemoStep", (("void*", "out"), ("long long", "count"), ("int", "device")))
+
+
+class Loaded:
+    """Stands for a binary: notes what its launchers are given and returns `status`."""
+
+    digest = "d" * 64
+
+    def __init__(self):
+        self.called = []
+        self.status = 0
+
+    def function(self, name, arguments):
+        def call(packed):
+            self.called.append((name, packed))
+            return self.status
+
+        return call
+
+    def check(self, status, what):
+        if status:
+            raise BackendError(f"demo must run {what}, got {status}")
+
+
+@pytest.fixture
+def loaded(monkeypatch):
+    made = Loaded()
+    monkeypatch.setattr(module, "binary_for", lambda *arguments: made)
+    return made
+
+
+@pytest.fixture
+def demo():
+    return Steps("demo", Path("kernel_cuda.cu"), {"double": LAYOUT, "halve": LAYOUT})
+
+
+def test_launch_packs_the_fields_and_reports_the_step(loaded, demo):
+    with trace() as launches, launch.operator_call("whole", "backward"):
+        demo.launch("halve", 1, 4096, 7, 1)
+    assert loaded.called == [("rlk_demo_halve", struct.pack("Pqi4x", 4096, 7, 1))]
+    (one,) = launches
+    assert (one.operator, one.direction) == ("whole", "backward")
+    assert (one.backend, one.kernel, one.binary) == ("cuda", "demo.halve", "d" * 64)
+
+
+def test_launch_error_of_a_step_is_raised_by_its_name(loaded, demo):
+    loaded.status = 2
+    with pytest.raises(BackendError, match="demo must run demo.double, got 2"):
+        demo.launch("double", 0, 0, 0, 0)
+
+
+def test_launch_loads_once_a_device_and_again_after_a_fork(monkeypatch, demo):
+    loads = []
+
+    def binary_for(name, source, generated, device):
+        loads.append(device)
+        return Loaded()
+
+    monkeypatch.setattr(module, "binary_for", binary_for)
+    for device in (0, 1, 0):
+        demo.launch("double", device, 0, 0, device)
+    assert loads == [0, 1]
+    module._after_fork()
+    demo.launch("double", 0, 0, 0, 0)
+    assert loads == [0, 1, 0]
+
+
+def test_header_declares_every_launcher_of_the_source(demo):
+    text = demo.generated["rlk_demo.h"]
+    for entry in ("double", "halve"):
+        assert f"RLK_EXPORT int rlk_demo_{entry}(const DemoStep* a);" in text

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Products on a GPU: hand answers, equal bits of CUDA and Triton, large and captured calls."""
+
+import pytest
+import torch
+
+from rlk.compare import assert_same_bits
+from rlk.reduce import mma_chain
+from rlk.reduce.mma_chain import hard_cases
+from rlk.reduce.mma_chain.hard_cases import LAYOUTS, integers
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
+    pytest.mark.xdist_group("mma_chain"),
+]
+BACKENDS = ("cuda", "triton")
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+SHAPES = ((1, 1, 1), (3, 40, 64), (17, 9, 100), (70, 33, 257), (300, 200, 520), (2050, 130, 48))
+
+
+def spread(rows: int, k: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
+    """Numbers over 2^-12 to 2^12 and more."""
+    generator = torch.Generator().manual_seed(seed)
+    size = torch.rand(rows, k, generator=generator) * 24 - 12
+    return (torch.randn(rows, k, generator=generator) * size.exp2()).to(dtype)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_product_small_integers_is_exact(backend, dtype, layout) -> None:
+    for shape in SHAPES:
+        case = integers(*shape, dtype)
+        a, b = (LAYOUTS[layout](t.cuda()) for t in (case.a, case.b))
+        for bias, initial in ((None, None), (case.bias, case.initial)):
+            there = [None if t is None else t.cuda() for t in (bias, initial)]
+            given = {"bias": there[0], "initial": there[1], "dtype": torch.float32}
+            c = mma_chain.product(a, b, **given, backend=backend)
+            assert_same_bits(c.cpu(), case.expected(bias, initial), f"{shape} {layout}")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("case", hard_cases.CASES, ids=lambda case: case.name)
+def test_product_hard_case_gives_hand_answer(case, backend) -> None:
+    expected = torch.tensor([[case.expected]], dtype=torch.float64).to(case.result)
+    a, b = (t.cuda() for t in case.operands())
+    given = {name: None if t is None else t.cuda() for name, t in case.added().items()}
+    c = mma_chain.product(a, b, **given, dtype=case.result, backend=backend)
+    assert_same_bits(c.cpu(), expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_product_of_cuda_and_triton_has_equal_bits(dtype, layout) -> None:
+    for m, n, k in ((1, 200, 3072), (17, 200, 3072), (64, 136, 1000), (300, 260, 3072)):
+        a, b = (LAYOUTS[layout](spread(r, k, dtype, seed=r).cuda()) for r in (m, n))
+        bias = spread(n, 1, torch.float32, seed=1)[:, 0].cuda()
+        found = [
+            mma_chain.product(a, b, bias=bias, dtype=torch.float32, backend=backend)
+            for backend in BACKENDS
+        ]
+        assert_same_bits(*found, f"{m} {n} {k}")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_product_value_is_within_the_error_of_a_chain(backend, dtype) -> None:
+    a, b = spread(33, 3072, dtype, seed=2).cuda(), spread(130, 3072, dtype, seed=3).cuda()
+    c = mma_chain.product(a, b, dtype=torch.float32, backend=backend).double()
+    wide = a.double(), b.double()
+    size = wide[0].abs() @ wide[1].abs().t()
+    # Each of the 3072 products is cut at most once to the accumulator's last bit, or split.
+    bound = 3072 * torch.finfo(torch.float32).eps * size
+    assert ((c - wide[0] @ wide[1].t()).abs() <= bound).all()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_product_beyond_two_to_the_31_elements_reaches_the_last(backend) -> None:
+    # 131080 x 16400 elements of b, then 65544 x 32776 of the result.
+    b = torch.zeros(131080, 16400, dtype=torch.bfloat16, device="cuda")
+    b[-1, -3:] = 1.0
+    a = torch.ones(2, 16400, dtype=torch.bfloat16, device="cuda")
+    c = mma_chain.product(a, b, backend=backend)
+    assert c[:, -1].tolist() == [3.0, 3.0]
+    assert not c[:, :-1].any()
+    c = mma_chain.product(b[:17].t(), b[:17].t()[:8], backend=backend)
+    assert c.shape == (16400, 8)
+    del b, c
+    a = torch.zeros(65544, 16, dtype=torch.bfloat16, device="cuda")
+    a[-1] = 1.0
+    c = mma_chain.product(a, a[-32776:], backend=backend)
+    assert (c[-1, -1].item(), c[-1, 0].item(), c[0, -1].item()) == (16.0, 0.0, 0.0)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_product_captured_in_a_graph_gives_the_bits_of_eager(backend) -> None:
+    for m in (1, 40, 500):
+        a, b = spread(m, 256, torch.bfloat16, 4).cuda(), spread(384, 256, torch.bfloat16, 5).cuda()
+        eager = mma_chain.product(a, b, backend=backend)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured = mma_chain.product(a, b, backend=backend)
+        captured.zero_()
+        graph.replay()
+        assert_same_bits(captured.cpu(), eager.cpu())
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("shape", [(0, 5, 3), (5, 0, 3), (0, 0, 0)], ids=str)
+def test_product_without_elements_is_empty(backend, shape) -> None:
+    m, n, k = shape
+    a, b = torch.ones(m, k, device="cuda"), torch.ones(n, k, device="cuda")
+    assert mma_chain.product(a, b, backend=backend).shape == (m, n)

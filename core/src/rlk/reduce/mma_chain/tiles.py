@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which tile shape serves which product: the only place, for speed alone. No bit depends on it."""
+
+import math
+from dataclasses import dataclass
+
+# 32: of K, within which the three products of FP32 operands take turns; part of the order.
+FP32_BLOCK = 32
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A block of the result, and how a program forms it.
+
+    `m`, `n` and `k` are its sizes; `n2` is the width of a second accumulator beside the first, so
+    that a tile may be 192 wide. `swap` makes the rows of b those of the tile: for few rows of a.
+    `waves` is the number of programs a multiprocessor gets, each of which forms tile after tile; 0
+    gives every tile a program of its own. `group` rows of tiles share the columns in the L2 cache.
+    """
+
+    m: int
+    n: int
+    k: int
+    warps: int
+    stages: int
+    n2: int = 0
+    swap: bool = False
+    waves: int = 0
+    group: int = 8
+
+    @property
+    def width(self) -> int:
+        """Columns of the tile."""
+        return self.n + self.n2
+
+
+@dataclass(frozen=True)
+class Row:
+    """A tile, and the largest product that it serves."""
+
+    tile: Tile
+    m: float = math.inf  # rows of a
+    n: float = math.inf  # rows of b
+    k: float = math.inf
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows for BF16 and FP16, and for FP32: the first that is large enough serves."""
+
+    narrow: tuple[Row, ...]
+    fp32: tuple[Row, ...]
+
+    def choose(self, m: int, n: int, k: int, *, fp32: bool) -> Tile:
+        """The tile that serves a product [m, k] by [n, k]."""
+        rows = self.fp32 if fp32 else self.narrow
+        return next(row.tile for row in rows if m <= row.m and n <= row.n and k <= row.k)
+
+    def candidates(self, *, fp32: bool) -> tuple[Tile, ...]:
+        """Every tile that `choose` may return."""
+        return tuple(dict.fromkeys(row.tile for row in (self.fp32 if fp32 else self.narrow)))
+
+
+# Operands that TMA reads, on Hopper: up to 227 KB of shared memory. Measured on an H200 for weights
+# [6144 | 18432, 3072]: their gradient has short chains, that of activations few columns.
+FEW_COLUMNS = 4096
+HOPPER = Table(
+    narrow=(
+        Row(Tile(64, 128, 16, 4, 2, waves=4), k=16),
+        Row(Tile(64, 128, 64, 4, 2), k=64),
+        Row(Tile(128, 128, 64, 8, 3, waves=1), k=128),
+        Row(Tile(32, 8, 256, 2, 5, swap=True), m=8, n=FEW_COLUMNS),
+        Row(Tile(64, 16, 256, 4, 4, swap=True), m=16),
+        Row(Tile(64, 32, 128, 4, 6, swap=True), m=32),
+        Row(Tile(64, 32, 128, 4, 6), m=64, n=FEW_COLUMNS),
+        Row(Tile(64, 64, 128, 4, 5), m=64, n=8192),
+        Row(Tile(64, 64, 128, 4, 4), m=128, n=FEW_COLUMNS),
+        Row(Tile(64, 64, 128, 4, 4, n2=32), m=128),
+        Row(Tile(64, 64, 128, 4, 4, n2=32), m=256, n=FEW_COLUMNS),
+        Row(Tile(64, 128, 64, 4, 5, n2=64), m=256),
+        Row(Tile(64, 128, 64, 4, 5, n2=64), m=512, n=FEW_COLUMNS),
+        Row(Tile(128, 128, 64, 8, 4, n2=64), m=1024),
+        Row(Tile(64, 256, 64, 4, 4), m=4096, n=FEW_COLUMNS),
+        Row(Tile(128, 128, 64, 4, 3)),
+    ),
+    fp32=(
+        Row(Tile(64, 16, FP32_BLOCK, 4, 6, swap=True), m=16),
+        Row(Tile(128, 64, FP32_BLOCK, 8, 3), m=4096, n=FEW_COLUMNS),
+        Row(Tile(128, 64, FP32_BLOCK, 8, 3, n2=32)),
+    ),
+)
+# Any operands: at most the 99 KB of shared memory that the smallest GPUs have.
+GENERAL = Table(
+    narrow=(
+        Row(Tile(32, 16, 128, 2, 4, swap=True), m=16),
+        Row(Tile(64, 64, 64, 4, 4), m=256),
+        Row(Tile(128, 128, 32, 8, 4)),
+    ),
+    fp32=(
+        Row(Tile(32, 16, FP32_BLOCK, 2, 4, swap=True), m=16),
+        Row(Tile(64, 64, FP32_BLOCK, 4, 3), m=256),
+        Row(Tile(128, 64, FP32_BLOCK, 8, 3)),
+    ),
+)
+# GPUs with tcgen05, to which Triton turns from 64 rows on: mma.sync alone, as in CUDA, since the
+# two may add in another way.
+TENSOR_MEMORY = Table(
+    narrow=(
+        Row(Tile(32, 16, 128, 2, 4, swap=True), m=16),
+        Row(Tile(32, 128, 64, 4, 4)),
+    ),
+    fp32=(
+        Row(Tile(32, 16, FP32_BLOCK, 2, 4, swap=True), m=16),
+        Row(Tile(32, 64, FP32_BLOCK, 4, 3)),
+    ),
+)
+
+
+def table_for(capability: tuple[int, int], *, by_tma: bool) -> Table:
+    """The table of a GPU of this compute capability."""
+    if capability[0] in (10, 11):
+        return TENSOR_MEMORY
+    return HOPPER if by_tma and capability[0] == 9 else GENERAL
+
+
+# The shapes that kernel_cuda.cu has; their blocks of K and stages are written there.
+CUDA = (
+    Row(Tile(16, 32, 128, 4, 4), m=16),
+    Row(Tile(64, 64, 64, 4, 4), m=256),
+    Row(Tile(64, 64, 64, 4, 4), k=128),
+    Row(Tile(128, 128, 64, 8, 3)),
+)
+
+
+def choose_cuda(m: int, n: int, k: int) -> Tile:
+    """The tile of the CUDA kernel for a product [m, k] by [n, k]."""
+    return next(row.tile for row in CUDA if m <= row.m and n <= row.n and k <= row.k)

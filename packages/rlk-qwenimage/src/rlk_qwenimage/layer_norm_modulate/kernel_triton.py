@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""layer_norm_modulate in Triton: forward, dx, and exact sums over tokens; same bits as golden."""
+
+import torch
+import triton
+import triton.language as tl
+
+from rlk.launch import launch_triton
+from rlk.reduce import exact_sum
+from rlk.reduce.exact_sum.device_triton import add_block
+from rlk.reduce.exact_sum.kernel_triton import round_into
+from rlk.reduce.row_sum.device_triton import chunk_dot, chunk_sum
+
+from .device_triton import (
+    CHUNK,
+    ROWS,
+    input_gradient,
+    load_chunk,
+    load_xhat,
+    modulate,
+    row_mean,
+    statistics,
+    store_chunk,
+    token_rows,
+)
+
+# 128 tokens share the atomics of a block; 32 columns of BF16 are two full memory sectors.
+SUM_TOKENS = 128
+SUM_COLUMNS = 32
+# 64 MiB: exact states of the samples that are summed at a time.
+STATE_BYTES = 1 << 26
+
+
+@triton.jit
+def layer_norm_modulate_forward(
+    x, scale, shift, out, mean_out, rstd_out, rows, tokens, n,
+    x_sample, x_token, x_column, scale_sample, scale_column, shift_sample, shift_column, eps,
+    ROWS: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)  # [R]
+    mask = row < rows
+    x_rows = token_rows(row, tokens, x_sample, x_token)
+    mean, rstd = statistics(x, x_rows, mask, n, x_column, eps, ROWS, CHUNK)
+    tl.store(mean_out + row, mean, mask=mask)
+    tl.store(rstd_out + row, rstd, mask=mask)
+    sample = row // tokens
+    for start in range(0, n, CHUNK):
+        xhat = load_xhat(x, x_rows, mask, start, n, x_column, mean, rstd, CHUNK)
+        by = load_chunk(scale, sample * scale_sample, mask, start, n, scale_column, CHUNK)
+        to = load_chunk(shift, sample * shift_sample, mask, start, n, shift_column, CHUNK)
+        store_chunk(out, modulate(xhat, by, to), row, mask, start, n, CHUNK)
+
+
+@triton.jit
+def layer_norm_modulate_dx(
+    dout, x, scale, mean_in, rstd_in, dx, rows, tokens, n,
+    dout_sample, dout_token, dout_column, x_sample, x_token, x_column, scale_sample, scale_column,
+    mean_sample, mean_token, rstd_sample, rstd_token,
+    ROWS: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)  # [R]
+    mask = row < rows
+    dout_rows = token_rows(row, tokens, dout_sample, dout_token)
+    x_rows = token_rows(row, tokens, x_sample, x_token)
+    scale_rows = row // tokens * scale_sample
+    mean = tl.load(mean_in + token_rows(row, tokens, mean_sample, mean_token), mask=mask, other=0.0)
+    rstd = tl.load(rstd_in + token_rows(row, tokens, rstd_sample, rstd_token), mask=mask, other=0.0)
+    m1 = tl.zeros([ROWS], tl.float32)
+    m2 = tl.zeros([ROWS], tl.float32)
+    # ORDER: chunks of 256 ascending along N
+    for start in range(0, n, CHUNK):
+        upstream = load_chunk(dout, dout_rows, mask, start, n, dout_column, CHUNK)
+        xhat = load_xhat(x, x_rows, mask, start, n, x_column, mean, rstd, CHUNK)
+        g = upstream * (1.0 + load_chunk(scale, scale_rows, mask, start, n, scale_column, CHUNK))
+        m1 = m1 + chunk_sum(g)
+        m2 = m2 + chunk_dot(g, xhat)
+    m1 = row_mean(m1, n)
+    m2 = row_mean(m2, n)
+    for start in range(0, n, CHUNK):
+        upstream = load_chunk(dout, dout_rows, mask, start, n, dout_column, CHUNK)
+        xhat = load_xhat(x, x_rows, mask, start, n, x_column, mean, rstd, CHUNK)
+        g = upstream * (1.0 + load_chunk(scale, scale_rows, mask, start, n, scale_column, CHUNK))
+        store_chunk(dx, input_gradient(g, xhat, rstd, m1, m2), row, mask, start, n, CHUNK)
+
+
+@triton.jit
+def layer_norm_modulate_sums(
+    dout, x, mean_in, rstd_in, scale_state, shift_state, first, samples, tokens, n,
+    dout_sample, dout_token, dout_column, x_sample, x_token, x_column,
+    mean_sample, mean_token, rstd_sample, rstd_token,
+    NEED_SCALE: tl.constexpr, NEED_SHIFT: tl.constexpr,
+    TOKENS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """One block [TOKENS, COLUMNS] of one of the samples from `first` on, to their states."""
+    program = tl.program_id(0)
+    column_blocks = tl.cdiv(n, COLUMNS)
+    token_blocks = tl.cdiv(tokens, TOKENS)
+    place = (program // column_blocks // token_blocks).to(tl.int64)
+    sample = first + place
+    token = (program // column_blocks % token_blocks).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    start = program % column_blocks * COLUMNS
+    column = start + tl.arange(0, COLUMNS)
+    mask = token < tokens
+    inside = mask[:, None] & (column < n)[None, :]
+    sums = place * n + column  # [C]
+    width = tl.cast(samples, tl.int64) * n
+    dout_rows = sample * dout_sample + token * dout_token
+    upstream = load_chunk(dout, dout_rows, mask, start, n, dout_column, COLUMNS)
+    if NEED_SHIFT:
+        add_block(shift_state, sums, width, upstream, inside)
+    if NEED_SCALE:
+        at_mean = mean_in + sample * mean_sample + token * mean_token
+        at_rstd = rstd_in + sample * rstd_sample + token * rstd_token
+        mean = tl.load(at_mean, mask=mask, other=0.0)
+        rstd = tl.load(at_rstd, mask=mask, other=0.0)
+        x_rows = sample * x_sample + token * x_token
+        xhat = load_xhat(x, x_rows, mask, start, n, x_column, mean, rstd, COLUMNS)
+        add_block(scale_state, sums, width, upstream * xhat, inside)
+
+
+def forward(
+    x: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor, *, eps: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(out [T, S, N], mean [T, S], rstd [T, S])"""
+    samples, tokens, n = x.shape
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    mean, rstd = (x.new_empty(samples, tokens, dtype=torch.float32) for _ in range(2))
+    rows = samples * tokens
+    launch_triton(
+        layer_norm_modulate_forward, (triton.cdiv(rows, ROWS),),
+        x, scale, shift, out, mean, rstd, rows, tokens, n,
+        *x.stride(), *scale.stride(), *shift.stride(), eps, ROWS=ROWS, CHUNK=CHUNK,
+    )  # fmt: skip
+    return out, mean, rstd
+
+
+def backward(
+    dout: torch.Tensor,
+    x: torch.Tensor,
+    scale: torch.Tensor,
+    shift: torch.Tensor,
+    mean: torch.Tensor,
+    rstd: torch.Tensor,
+    *,
+    eps: float,
+    needs: frozenset[str],
+) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
+    """(dx [T, S, N], dscale [T, N], dshift [T, N])"""
+    dx = None
+    if "x" in needs:
+        samples, tokens, n = x.shape
+        dx = torch.empty_like(x, memory_format=torch.contiguous_format)
+        rows = samples * tokens
+        launch_triton(
+            layer_norm_modulate_dx, (triton.cdiv(rows, ROWS),),
+            dout, x, scale, mean, rstd, dx, rows, tokens, n,
+            *dout.stride(), *x.stride(), *scale.stride(), *mean.stride(), *rstd.stride(),
+            ROWS=ROWS, CHUNK=CHUNK,
+        )  # fmt: skip
+    wanted = [name for name in ("scale", "shift") if name in needs]
+    sums = {
+        name: torch.empty_like(like, memory_format=torch.contiguous_format)
+        for name, like in (("scale", scale), ("shift", shift))
+        if name in wanted
+    }
+    if sums:
+        token_sums(dout, x, mean, rstd, sums)
+    return dx, sums.get("scale"), sums.get("shift")
+
+
+def token_sums(
+    dout: torch.Tensor,
+    x: torch.Tensor,
+    mean: torch.Tensor,
+    rstd: torch.Tensor,
+    sums: dict[str, torch.Tensor],
+) -> None:
+    """Fill dscale and dshift [T, N], some samples after others so that their states stay small."""
+    samples, tokens, n = x.shape
+    state_bytes = len(sums) * exact_sum.STATE_ROWS * n * torch.int64.itemsize
+    group = min(samples, max(1, STATE_BYTES // state_bytes))
+    blocks = triton.cdiv(tokens, SUM_TOKENS) * triton.cdiv(n, SUM_COLUMNS)
+    for first in range(0, samples, group):
+        count = min(group, samples - first)
+        states = {name: exact_sum.new(count * n, x.device) for name in sums}
+        unused = mean
+        launch_triton(
+            layer_norm_modulate_sums, (count * blocks,),
+            dout, x, mean, rstd, states.get("scale", unused), states.get("shift", unused),
+            first, count, tokens, n,
+            *dout.stride(), *x.stride(), *mean.stride(), *rstd.stride(),
+            NEED_SCALE="scale" in sums, NEED_SHIFT="shift" in sums,
+            TOKENS=SUM_TOKENS, COLUMNS=SUM_COLUMNS,
+        )  # fmt: skip
+        for name, state in states.items():
+            round_into(sums[name][first : first + count].view(-1), state)

@@ -1,0 +1,240 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which kernel serves a call. Everything here may change speed; nothing here can change bits.
+#pragma once
+#include "rlk/cuda/grid.cuh"
+#include "rlk/reduce/exact_sum/kernel_round.cuh"
+#include "rlk_qwenimage/layer_norm_modulate/kernel_backward.cuh"
+
+namespace rlk {
+
+// 8: samples whose sums are in work at a time where blocks share samples; bounds their states.
+constexpr long long MOST_SHARED = 8;
+// 8: tokens of a block that shares a sample, at least; its sums cost as much as that many to add up.
+constexpr long long LEAST_TOKENS = 8;
+// 20: turns that last as long as the launches of a group of samples, and adding up its blocks.
+constexpr long long GROUP_TURNS = 20;
+
+inline int wide_threads(int columns) { return 32 * (int)ceil_divide(columns, CHUNK); }
+
+// Rows of any length: shared memory holds one FP32 sum for each chunk of 256.
+template <typename Kernel, typename T>
+cudaError_t long_launch(Kernel kernel, const Arguments<T>& a, cudaStream_t stream) {
+    // Whole 16-byte words: the compiler reads the sums by such words, the last one too.
+    const int bytes = (int)(ceil_divide(ceil_divide(a.columns, CHUNK), 4) * sizeof(float4));
+    const cudaError_t error =
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    if (error != cudaSuccess) return error;
+    // 8: blocks for each processor of a large device; a row of this length fills a block.
+    const long long rows = a.samples * a.tokens;
+    kernel<<<(int)(rows < 8 * 132 ? rows : 8 * 132), WIDE_WARPS * 32, bytes, stream>>>(a);
+    return cudaGetLastError();
+}
+
+template <typename T, bool VECTOR, int THREADS>
+cudaError_t forward_wide_launch(const Arguments<T>& a, int device, cudaStream_t stream) {
+    constexpr auto kernel = forward_wide<T, VECTOR, THREADS>;
+    const int threads = wide_threads(a.columns);
+    const long long turns = ceil_divide(a.samples * a.tokens, TURN);
+    const int resident = grid_size<kernel>(threads, 0, device, turns);
+    const long long per = TURN * ceil_divide(turns, resident);
+    kernel<<<(int)ceil_divide(turns * TURN, per), threads, 0, stream>>>(a, per);
+    return cudaGetLastError();
+}
+
+template <typename T> bool by_words(const Tokens<T>& t, int columns) {
+    return vector_rows(t.data, t.token_stride, t.column_stride, columns, sizeof(T)) &&
+           t.sample_stride * (long long)sizeof(T) % 16 == 0;
+}
+
+template <typename T, bool VECTOR>
+cudaError_t forward_by(const Arguments<T>& a, int device, cudaStream_t stream) {
+    if (a.columns <= 8 * CHUNK) return forward_wide_launch<T, VECTOR, 256>(a, device, stream);
+    if (a.columns <= 12 * CHUNK) return forward_wide_launch<T, VECTOR, 384>(a, device, stream);
+    return forward_wide_launch<T, VECTOR, 1024>(a, device, stream);
+}
+
+template <typename T>
+cudaError_t forward(const Arguments<T>& a, int device, cudaStream_t stream) {
+    if (a.columns > WIDE_WARPS * CHUNK) return long_launch(forward_long<T>, a, stream);
+    return by_words(a.x, a.columns) ? forward_by<T, true>(a, device, stream)
+                                    : forward_by<T, false>(a, device, stream);
+}
+
+// How tokens are divided among blocks: samples in groups, each in `parts` of `per` tokens; `shared` if
+// the sums of a sample are those of several blocks.
+struct SumPlan {
+    bool shared;
+    long long group, parts, per;
+};
+
+// Of whole samples, or of parts of them where that fills the device better.
+
+inline SumPlan plan_sums(long long samples, long long tokens, long long blocks) {
+    const long long most = ceil_divide(tokens, LEAST_TOKENS);
+    long long group = blocks / most;
+    if (group < 1) group = 1;
+    if (group > MOST_SHARED) group = MOST_SHARED;
+    if (group > samples) group = samples;
+    long long parts = blocks / group < most ? blocks / group : most;
+    if (parts < 1) parts = 1;
+    const long long per = TURN * ceil_divide(ceil_divide(tokens, parts), TURN);
+    const long long turns_alone = ceil_divide(samples, blocks) * ceil_divide(tokens, TURN);
+    const long long groups = ceil_divide(samples, group);
+    const long long turns_shared = groups * (ceil_divide(per, TURN) + GROUP_TURNS);
+    if (turns_alone <= turns_shared) return {false, samples, 1, tokens};
+    return {true, group, ceil_divide(tokens, per), per};
+}
+
+// The same for dx alone: as many tokens of one sample to a block as it takes to fill the device.
+inline SumPlan plan_rows(long long samples, long long tokens, long long blocks) {
+    long long per = ceil_divide(samples * tokens, blocks);
+    per = TURN * ceil_divide(per < LEAST_TOKENS ? LEAST_TOKENS : per, TURN);
+    return {false, samples, ceil_divide(tokens, per), per};
+}
+
+// One pass over all samples: dx and sums, or either; `workspace` gets the bytes that it takes
+// instead of running, if it is not null.
+template <typename T, bool VECTOR, int THREADS, bool SUMS>
+cudaError_t backward_wide_launch(Arguments<T> a, void* memory, int device, cudaStream_t stream,
+                                 long long* workspace) {
+    constexpr auto kernel = backward_wide<T, VECTOR, THREADS, SUMS>;
+    const int threads = wide_threads(a.columns) < THREADS ? wide_threads(a.columns) : THREADS;
+    const int slices = (int)ceil_divide(a.columns, threads * ELEMENTS);
+    const int deeper = SUMS ? 2 * TokenSums::doubles(threads, false) * (int)sizeof(double) : 0;
+    const int staged = SUMS ? TokenSums::staged_doubles(threads) * (int)sizeof(double) : 0;
+    const int ring = TokenSource<T, VECTOR, THREADS>::bytes(threads);
+    const int bytes = deeper + (ring > staged ? ring : staged);
+    const int resident = resident_blocks<kernel>(threads, bytes, device);
+    if (resident == 0) return cudaErrorLaunchOutOfResources;
+    const long long blocks = ceil_divide(resident, slices);
+    const int sums = SUMS ? (a.dscale != nullptr) + (a.dshift != nullptr) : 0;
+    SumPlan plan = plan_sums(a.samples, a.tokens, blocks);
+    // Without sums nothing is to be added up: every block takes some tokens of any sample.
+    if (sums == 0) plan = plan_rows(a.samples, a.tokens, blocks);
+    const size_t state = STATE_ROWS * plan.group * a.columns * sizeof(long long);
+    if (workspace != nullptr) {
+        *workspace = plan.shared ? sums * (long long)state : 0;
+        return cudaSuccess;
+    }
+    for (long long first = 0; first < a.samples; first += plan.group) {
+        const long long count = a.samples - first < plan.group ? a.samples - first : plan.group;
+        long long* next = static_cast<long long*>(memory);
+        SumTarget<T> targets[2] = {{a.dscale, {nullptr, count * a.columns}},
+                                   {a.dshift, {nullptr, count * a.columns}}};
+        for (auto& target : targets) {
+            if (!plan.shared || target.out == nullptr) continue;
+            target.state.data = next;
+            next += STATE_ROWS * target.state.columns;
+        }
+        if (plan.shared) {
+            const cudaError_t error = cudaMemsetAsync(memory, 0, (char*)next - (char*)memory, stream);
+            if (error != cudaSuccess) return error;
+        }
+        const long long units = count * plan.parts;
+        const dim3 grid((unsigned)(units < blocks ? units : blocks), (unsigned)slices);
+        kernel<<<grid, threads, bytes, stream>>>(a, {first, count, plan.parts, plan.per}, targets[0],
+                                                 targets[1]);
+        cudaError_t error = cudaGetLastError();
+        for (const auto& target : targets) {
+            if (error != cudaSuccess || target.state.data == nullptr) continue;
+            error = launch_round(target.state, dtype_of<T>(), target.out + first * a.columns, stream);
+        }
+        if (error != cudaSuccess) return error;
+    }
+    return cudaSuccess;
+}
+
+// Rows of at most 3072 columns by one pass; longer ones by a pass for dx and one for the sums.
+template <typename T, bool VECTOR>
+cudaError_t backward_by(Arguments<T> a, void* memory, int device, cudaStream_t stream,
+                        long long* workspace) {
+    if (a.columns <= 8 * CHUNK) {
+        return backward_wide_launch<T, VECTOR, 256, true>(a, memory, device, stream, workspace);
+    }
+    if (a.columns <= 12 * CHUNK) {
+        const cudaError_t error =
+            backward_wide_launch<T, VECTOR, 384, true>(a, memory, device, stream, workspace);
+        if (error != cudaErrorLaunchOutOfResources) return error;
+    }
+    if (workspace == nullptr && a.dx != nullptr) {
+        Arguments<T> rows = a;
+        rows.dscale = rows.dshift = nullptr;
+        const cudaError_t error =
+            a.columns <= WIDE_WARPS * CHUNK
+                ? backward_wide_launch<T, VECTOR, 1024, false>(rows, memory, device, stream, nullptr)
+                : long_launch(backward_long<T>, rows, stream);
+        if (error != cudaSuccess) return error;
+    }
+    if (a.dscale == nullptr && a.dshift == nullptr) {
+        if (workspace != nullptr) *workspace = 0;
+        return cudaSuccess;
+    }
+    a.dx = nullptr;
+    const cudaError_t error =
+        backward_wide_launch<T, VECTOR, 256, true>(a, memory, device, stream, workspace);
+    if (error != cudaErrorLaunchOutOfResources) return error;
+    // Without a ring they need no more than what every device has.
+    return backward_wide_launch<T, false, 256, true>(a, memory, device, stream, workspace);
+}
+
+// Run backward, or only say how many bytes of workspace it takes.
+template <typename T>
+cudaError_t backward(const Arguments<T>& a, void* memory, int device, cudaStream_t stream,
+                     long long* workspace) {
+    cudaError_t status = cudaErrorLaunchOutOfResources;
+    if (by_words(a.x, a.columns) && by_words(a.dout, a.columns)) {
+        status = backward_by<T, true>(a, memory, device, stream, workspace);
+    }
+    if (status != cudaErrorLaunchOutOfResources) return status;
+    return backward_by<T, false>(a, memory, device, stream, workspace);
+}
+
+// Columns are counted in 32 bits, with room to round up to a chunk.
+constexpr long long MOST_COLUMNS = (1ll << 31) - 1 - CHUNK;
+
+// What forward and backward calls both have.
+template <typename T, typename Call> Arguments<T> arguments(const Call& a) {
+    Arguments<T> n{};
+    n.x = {static_cast<const T*>(a.x), a.x_stride_T, a.x_stride_S, a.x_stride_N};
+    n.scale = {a.scale, a.scale_stride_T, a.scale_stride_N};
+    n.shift = {a.shift, a.shift_stride_T, a.shift_stride_N};
+    n.samples = a.T;
+    n.tokens = a.S;
+    n.columns = (int)a.N;
+    n.length = Divisor(n.columns);
+    n.eps = a.eps;
+    return n;
+}
+
+template <typename Call> int run_forward(const Call& a) {
+    if (a.N > MOST_COLUMNS) return cudaErrorInvalidValue;
+    DeviceGuard guard(a.device);
+    if (guard.error() != cudaSuccess) return guard.error();
+    return by_dtype(a.x_dtype, [&](auto zero) {
+        using T = decltype(zero);
+        Arguments<T> n = arguments<T>(a);
+        n.out = static_cast<T*>(a.out);
+        n.mean_out = static_cast<float*>(a.mean);
+        n.rstd_out = static_cast<float*>(a.rstd);
+        return forward<T>(n, a.device, static_cast<cudaStream_t>(a.stream));
+    });
+}
+
+template <typename Call> int run_backward(const Call& a, long long* workspace) {
+    if (a.N > MOST_COLUMNS) return cudaErrorInvalidValue;
+    DeviceGuard guard(a.device);
+    if (guard.error() != cudaSuccess) return guard.error();
+    return by_dtype(a.x_dtype, [&](auto zero) {
+        using T = decltype(zero);
+        Arguments<T> n = arguments<T>(a);
+        n.dout = {static_cast<const T*>(a.dout), a.dout_stride_T, a.dout_stride_S, a.dout_stride_N};
+        n.mean = {static_cast<const float*>(a.mean), a.mean_stride_T, a.mean_stride_S};
+        n.rstd = {static_cast<const float*>(a.rstd), a.rstd_stride_T, a.rstd_stride_S};
+        n.dx = static_cast<T*>(a.dx);
+        n.dscale = static_cast<T*>(a.dscale);
+        n.dshift = static_cast<T*>(a.dshift);
+        return backward<T>(n, a.workspace, a.device, static_cast<cudaStream_t>(a.stream), workspace);
+    });
+}
+
+}  // namespace rlk

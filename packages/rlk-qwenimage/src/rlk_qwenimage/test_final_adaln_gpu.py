@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The modulated last norm at the sizes of Qwen-Image on a GPU."""
+
+import pytest
+import torch
+
+from rlk.launch import trace
+from rlk_qwenimage import adaln_mod_projection, final_adaln_out, layer_norm_modulate
+from rlk_qwenimage.test_adaln_gpu_batches import BACKENDS, DEVICE, DTYPES, require_all, require_same
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
+    # One worker: the batches of this file take a large part of a GPU's memory.
+    pytest.mark.xdist_group("adaln_sweeps"),
+]
+
+H = K = 3072
+# Around a warp of tokens, and the tokens of images of 1024x1024, 1664x928 and 1328x1328.
+TOKENS = (1, 31, 32, 33, 4096, 6032, 6889)
+NAMES = ("x", "temb", "weight", "bias")
+OF_SAMPLES = ("out", "dx", "dtemb")
+RESULTS = (*OF_SAMPLES, "dweight", "dbias")
+
+every_backend = pytest.mark.parametrize("backend", BACKENDS)
+every_dtype = pytest.mark.parametrize("dtype", DTYPES)
+
+
+@pytest.fixture(autouse=True)
+def memory():
+    """Gives memory back to the workers beside this one."""
+    yield
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def tensors(samples, tokens, dtype, seed=0):
+    """x, temb, weight, bias and dout."""
+    generator = torch.Generator(DEVICE).manual_seed(seed)
+    shapes = ((samples, tokens, H), (samples, K), (2 * H, K), (2 * H,), (samples, tokens, H))
+    made = [torch.randn(s, generator=generator, device=DEVICE) for s in shapes]
+    made[2] *= K**-0.5
+    return [t.to(getattr(torch, dtype)) for t in made]
+
+
+def results(function, made, backend, wanted=NAMES):
+    """out and the wanted gradients by name."""
+    *inputs, dout = made
+    leaves = {
+        name: t.detach().requires_grad_(name in wanted)
+        for name, t in zip(NAMES, inputs, strict=True)
+    }
+    out = function(*leaves.values(), backend=backend)
+    gradients = torch.autograd.grad(out, [leaves[name] for name in wanted], dout)
+    return {"out": out.detach(), **{f"d{n}": g for n, g in zip(wanted, gradients, strict=True)}}
+
+
+def composed(x, temb, weight, bias, *, backend):
+    modulation = adaln_mod_projection(temb, weight, bias, "final", backend=backend)
+    return layer_norm_modulate(x, *modulation, backend=backend)
+
+
+def sample(made, rows):
+    """The same call on some samples."""
+    x, temb, weight, bias, dout = made
+    return [x[rows], temb[rows], weight, bias, dout[rows]]
+
+
+@every_backend
+@every_dtype
+@pytest.mark.parametrize("tokens", TOKENS)
+def test_bits_are_those_of_the_two_operators_and_of_single_samples(tokens, dtype, backend):
+    made = tensors(2, tokens, dtype)
+    whole = results(final_adaln_out, made, backend)
+    require_all(results(composed, made, backend), whole, RESULTS, "the two operators")
+    for place in range(2):
+        rows = slice(place, place + 1)
+        single = results(final_adaln_out, sample(made, rows), backend)
+        expected = {name: whole[name][rows] for name in OF_SAMPLES}
+        require_all(single, expected, OF_SAMPLES, f"sample {place}")
+
+
+@every_dtype
+@pytest.mark.parametrize("tokens", [1, 33, 4096])
+def test_backends_have_the_same_bits(tokens, dtype):
+    made = tensors(3, tokens, dtype, seed=1)
+    first, second = (results(final_adaln_out, made, backend) for backend in BACKENDS)
+    require_all(second, first, RESULTS, f"{tokens} tokens")
+
+
+@every_backend
+@pytest.mark.parametrize(("dtype", "expected"), [("float32", 6030.0), ("bfloat16", 6016.0)])
+def test_cancelling_tokens_keep_small_terms_in_shift_and_bias(dtype, expected, backend):
+    made = tensors(1, 6032, dtype)
+    made[4].fill_(1.0)
+    made[4][0, 17], made[4][0, 4099] = 2.0**26, -(2.0**26)
+    found = results(final_adaln_out, made, backend, ("bias",))
+    assert set(found["dbias"][H:].tolist()) == {expected}
+    shift = torch.zeros_like(made[1]).requires_grad_()
+    out = layer_norm_modulate(made[0], torch.zeros_like(made[1]), shift, backend=backend)
+    (dshift,) = torch.autograd.grad(out, shift, made[4])
+    assert set(dshift.flatten().tolist()) == {expected}
+
+
+@every_backend
+def test_repeats_and_permuted_tokens_change_no_bit_of_the_sums(backend):
+    made = tensors(2, 4096, "bfloat16")
+    first = results(final_adaln_out, made, backend)
+    for _ in range(2):
+        require_all(results(final_adaln_out, made, backend), first, RESULTS, "a repeat")
+    order = torch.randperm(4096, device=DEVICE)
+    moved = [made[0][:, order], *made[1:4], made[4][:, order]]
+    found = results(final_adaln_out, moved, backend)
+    require_all(found, first, ("dtemb", "dweight", "dbias"), "permuted tokens")
+    require_same(found["out"], first["out"][:, order], "permuted out")
+
+
+@every_backend
+def test_peak_memory_is_that_of_the_tensors_and_the_saved_state(backend):
+    made = tensors(2, 4096, "bfloat16")
+    leaves = [t.requires_grad_() for t in made[:4]]
+
+    def step():
+        return torch.autograd.grad(final_adaln_out(*leaves, backend=backend), leaves, made[4])
+
+    step()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    found = step()
+    torch.cuda.synchronize()
+    peak = torch.cuda.max_memory_allocated() - before
+    # out, the gradients, mean and rstd, act, mod and its gradient in two halves and as a whole.
+    out, modulation = made[0].nbytes, 2 * 2 * H * 2
+    saved = 2 * 2 * 4096 * 4 + made[1].nbytes + modulation
+    inputs = sum(t.nbytes for t in made)
+    owned = out + sum(t.nbytes for t in found) + saved + modulation
+    assert peak <= owned + 0.02 * (owned + inputs)
+
+
+@every_backend
+def test_one_token_has_a_storage_of_its_own(backend):
+    made = tensors(1, 1, "bfloat16")
+    found = results(final_adaln_out, made, backend)
+    given = {t.untyped_storage().data_ptr() for t in made}
+    assert not given & {t.untyped_storage().data_ptr() for t in found.values()}
+
+
+@every_backend
+def test_trace_lists_kernels_of_the_projection_and_of_the_norm(backend):
+    with trace() as launches:
+        results(final_adaln_out, tensors(1, 33, "bfloat16"), backend)
+    assert {launch.operator for launch in launches} == {"final_adaln_out"}
+    assert {launch.backend for launch in launches} == {backend}
+    kernels = " ".join(launch.kernel for launch in launches)
+    assert "activation" in kernels
+    assert "layer_norm_modulate" in kernels

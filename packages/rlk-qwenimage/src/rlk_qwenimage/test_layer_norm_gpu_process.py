@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""layer_norm_modulate among other work on a GPU: captures, streams, devices, memory, the host."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from rlk_qwenimage import layer_norm_modulate
+from rlk_qwenimage.test_layer_norm_gpu_batches import (
+    BACKENDS,
+    assert_equal_bits,
+    assert_results,
+    random_batch,
+    results,
+    train,
+)
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
+    # One worker: memory and times are of a process that is not starved.
+    pytest.mark.xdist_group("layer_norm_process"),
+]
+
+THREADS = 8
+REPEATS = 20
+# Calls over which the host's time is taken.
+CALLS = 300
+
+# The first call of a process, forward and backward, is captured; replays must have the bits of
+# an eager call that comes after.
+CAPTURE = """
+import sys, torch
+from rlk_qwenimage import layer_norm_modulate
+backend, samples, tokens = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+generator = torch.Generator("cuda").manual_seed(1)
+def normal(*shape):
+    return torch.randn(*shape, generator=generator, device="cuda", dtype=torch.bfloat16)
+x, dout = normal(samples, tokens, 3072), normal(samples, tokens, 3072)
+leaves = [t.requires_grad_() for t in (x, normal(samples, 3072), normal(samples, 3072))]
+graph = torch.cuda.CUDAGraph()
+torch.cuda.synchronize()
+with torch.cuda.graph(graph):
+    out = layer_norm_modulate(*leaves, backend=backend)
+    captured = out, *torch.autograd.grad(out, leaves, dout)
+with torch.no_grad():
+    for tensor in (*leaves, dout):
+        tensor.copy_(normal(*tensor.shape))
+for _ in range(3):
+    for tensor in captured:
+        tensor.detach().fill_(7)
+    graph.replay()
+out = layer_norm_modulate(*leaves, backend=backend)
+eager = out, *torch.autograd.grad(out, leaves, dout)
+same = [torch.equal(c.view(torch.int16), e.view(torch.int16)) for c, e in zip(captured, eager)]
+print(same)
+sys.exit(0 if all(same) else 1)
+"""
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("samples", "tokens"), [(1, 600), (300, 3)])
+def test_first_call_of_a_process_in_a_capture_replays_its_bits(samples, tokens, backend):
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    done = subprocess.run(
+        [sys.executable, "-c", CAPTURE, backend, str(samples), str(tokens)],
+        env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_eight_threads_on_eight_streams_have_the_bits_of_one(backend):
+    batches = [random_batch(2, 501, 3072, seed=seed) for seed in range(THREADS)]
+    expected = [results(batch, backend) for batch in batches]
+    torch.cuda.synchronize()
+    together = threading.Barrier(THREADS)
+
+    def work(batch):
+        stream = torch.cuda.Stream()
+        together.wait()
+        with torch.cuda.stream(stream):
+            runs = [results(batch, backend) for _ in range(REPEATS)]
+        stream.synchronize()
+        return runs
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        for runs, single in zip(pool.map(work, batches), expected, strict=True):
+            for run in runs:
+                assert_results(run, single, "among threads")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_call_on_the_second_gpu_leaves_the_first_current(backend):
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs a second GPU")
+    batch = random_batch(2, 300, 3072)
+    expected = train(batch, backend)
+    with torch.cuda.device(0):
+        found = train({name: t.to("cuda:1") for name, t in batch.items()}, backend)
+        assert torch.cuda.current_device() == 0
+    for name, tensor in found.items():
+        assert tensor.device == torch.device("cuda:1")
+        assert_equal_bits(tensor.to("cuda:0"), expected[name], name)
+
+
+def held(*tensors) -> int:
+    return sum(t.numel() * t.element_size() for t in tensors)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("samples", "tokens"), [(1, 6889), (2, 4096), (2048, 3)])
+def test_peak_memory_is_tensors_of_the_call_and_two_percent(samples, tokens, backend):
+    batch = random_batch(samples, tokens, 3072)
+    leaves = [batch[name].requires_grad_() for name in ("x", "scale", "shift")]
+
+    def step():
+        out = layer_norm_modulate(*leaves, backend=backend)
+        return out, *torch.autograd.grad(out, leaves, batch["dout"])
+
+    step()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    found = step()
+    torch.cuda.synchronize()
+    peak = torch.cuda.max_memory_allocated() - before
+    # Two FP32 numbers of a token are saved.
+    given, made = held(*batch.values()), held(*found) + 8 * samples * tokens
+    print(f"{backend} {samples}x{tokens}: {peak - made} bytes beside {given + made}")
+    if backend == "triton" and samples > 1:
+        # States of as many samples as fit into 64 MiB.
+        assert peak <= made + (64 << 20) + (given + made) // 50
+    else:
+        assert peak <= made + (given + made) // 50
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_host_time_of_an_eager_call_is_reported(backend, gradients, record_property):
+    batch = random_batch(1, 8, 128)
+    leaves = [batch[name].requires_grad_(gradients) for name in ("x", "scale", "shift")]
+
+    def call():
+        out = layer_norm_modulate(*leaves, backend=backend)
+        return torch.autograd.grad(out, leaves, batch["dout"]) if gradients else out
+
+    for _ in range(REPEATS):
+        call()
+    torch.cuda.synchronize()
+    times = []
+    for _ in range(CALLS):
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+    torch.cuda.synchronize()
+    median = sorted(times)[CALLS // 2] * 1e6
+    record_property("host_us", median)
+    print(f"{backend} gradients={gradients}: {median:.1f} us on the host")
+    assert median > 0
