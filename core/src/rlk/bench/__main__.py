@@ -33,17 +33,15 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--json", type=Path, help="file for the record")
     options = parser.parse_args(arguments)
     try:
-        rows = run(options)
+        run(options)
     except RlkError as error:
         complain(str(error))
         return 2
-    if options.json is not None:
-        report.write(options.json, rows)
     return 0
 
 
-def run(options: argparse.Namespace) -> list[dict]:
-    """Measure and print one size after another."""
+def run(options: argparse.Namespace) -> None:
+    """Measure, print and record one size after another: an interrupted run keeps what it has."""
     if not torch.cuda.is_available():
         raise RlkError("bench: the machine must have an NVIDIA GPU, got none")
     if bool(options.operators) == options.all:
@@ -58,7 +56,8 @@ def run(options: argparse.Namespace) -> list[dict]:
                 torch.cuda.empty_cache()
                 print(report.table(measured), flush=True)
                 rows += measured
-    return rows
+                if options.json is not None:
+                    report.write(options.json, rows)
 
 
 if __name__ == "__main__":

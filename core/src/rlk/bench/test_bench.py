@@ -304,6 +304,24 @@ def test_command_measures_the_layouts_it_is_given(monkeypatch, capsys):
     assert measured == ["packed", "packed", "packed", "contiguous"]
 
 
+def test_command_that_is_interrupted_keeps_the_sizes_it_has(monkeypatch, tmp_path):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(command.select, "named", lambda names: [HEADS])
+    found = iter([[{"variant": "first"}], KeyboardInterrupt()])
+
+    def measured(work):
+        result = next(found)
+        if isinstance(result, BaseException):
+            raise result
+        return result
+
+    monkeypatch.setattr(command, "measure", measured)
+    monkeypatch.setattr(command.report, "table", lambda rows: "")
+    with pytest.raises(KeyboardInterrupt):
+        command.main(["heads", "--json", str(tmp_path / "bench.json")])
+    assert json.loads((tmp_path / "bench.json").read_text())["rows"] == [{"variant": "first"}]
+
+
 class Clock:
     """An event of a clock that each eager call moves on by 1/8 ms."""
 
