@@ -58,7 +58,7 @@ class Floor:
 def floor(work: Work, direction: str, stream: Any) -> Floor:
     """The fastest of several ways to move the streams of one direction."""
     reads, writes = work.streams(direction)
-    size = -(-work.row_bytes // WORD_BYTES) * WORD_BYTES
+    size = -(-work.most_bytes // WORD_BYTES) * WORD_BYTES
     streams = reads + writes
     sets = max(2, min(work.sets, math.ceil(ROTATED_BYTES / size)))
     memory = [

@@ -26,7 +26,8 @@ def leading_zeros(dy: torch.Tensor) -> torch.Tensor:
 
 def scaled_rows(dy: torch.Tensor) -> torch.Tensor:
     """Rows apart by up to 80 binades."""
-    scale = torch.randint(-40, 41, (len(dy), 1), device=dy.device).float().exp2()
+    shape = (len(dy), *(1 for _ in dy.shape[1:]))
+    scale = torch.randint(-40, 41, shape, device=dy.device).float().exp2()
     return (dy.float() * scale).to(dy.dtype)
 
 

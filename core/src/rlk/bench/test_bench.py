@@ -57,6 +57,19 @@ def test_work_sets_rotate_through_150_megabytes_or_400_sets():
     assert large.sets == 3
     assert Work(DEMO, "", {"T": 10**7, "N": 128}, torch.bfloat16).sets == 2
     assert Work(DEMO, "", {"T": 1, "N": 128}, torch.bfloat16).sets == 400
+    # A matrix beside few rows: 400 sets of it would fill a GPU.
+    matrix = Tensor("weight", ("M", "N"), ("=x",), gradient="chain")
+    product = replace(DEMO, inputs=(DEMO.inputs[0], matrix))
+    sizes = {"T": 1, "N": 4096, "M": 16384}
+    assert Work(product, "", sizes, torch.bfloat16).sets == 2
+
+
+def test_scaled_rows_of_any_number_of_axes_have_one_scale_each():
+    torch.manual_seed(0)
+    dy = torch.ones(5, 3, 4)
+    scaled = measure.scaled_rows(dy)
+    assert torch.equal(scaled, scaled[:, :1, :1].expand_as(dy))
+    assert len(scaled[:, 0, 0].unique()) > 1
 
 
 def test_works_of_an_operator_are_its_workloads_and_further_rows():

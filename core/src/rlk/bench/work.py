@@ -40,14 +40,14 @@ class Work:
         return " ".join([" and ".join(shapes), *arguments])
 
     @property
-    def row_bytes(self) -> int:
-        """Bytes of the largest tensor with rows."""
-        return max(self.bytes_of(t) for t in self.operator.inputs if t.has_rows)
+    def most_bytes(self) -> int:
+        """Bytes of the largest input: rows, or the weight of few rows."""
+        return max(self.bytes_of(t) for t in self.operator.inputs)
 
     @property
     def sets(self) -> int:
         """How many sets of tensors take turns."""
-        return min(MOST_SETS, max(2, math.ceil(ROTATED_BYTES / self.row_bytes)))
+        return min(MOST_SETS, max(2, math.ceil(ROTATED_BYTES / self.most_bytes)))
 
     def bytes_of(self, tensor: Tensor) -> int:
         """Bytes of a declared tensor."""
