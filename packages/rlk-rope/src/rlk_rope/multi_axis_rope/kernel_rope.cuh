@@ -30,12 +30,12 @@ template <typename T> struct RopeArguments {
   bool table_words;  // whether tables can be read by 16-byte words
 };
 
-// Pairs of a unit, and the heads of which a thread loads that unit before it turns any. 2: more
-// would leave a few thousand tokens too few blocks, whose last wave half the device waits for.
+// Pairs of a unit, and the heads of which a thread loads that unit before it turns any: 64 bytes of
+// narrow types in flight.
 template <bool VECTOR, bool INTERLEAVED> struct Unit {
   static constexpr int COLUMNS = VECTOR ? ELEMENTS : 1;  // of a run in memory
   static constexpr int PAIRS = !VECTOR ? 1 : INTERLEAVED ? ELEMENTS / 2 : ELEMENTS;
-  static constexpr int HEADS = VECTOR ? 2 : 4;
+  static constexpr int HEADS = VECTOR && !INTERLEAVED ? 2 : 4;
 };
 
 template <typename T> __device__ __forceinline__ Packed<T> load_words(const T* from) {
@@ -192,24 +192,18 @@ __device__ __forceinline__ void turn_unit(const RopeArguments<T>& a, const Heads
 }
 
 // Blocks take turns of `block_tokens` tokens; their threads share groups and units, units
-// neighbouring in memory beside each other. Units with pairs come first: a warp that turned some
-// and copied others would take the time of both.
+// neighbouring in memory beside each other.
 template <typename T, typename Rotation, bool VECTOR, bool INTERLEAVED, bool INVERSE>
 __global__ void __launch_bounds__(256) rope(const __grid_constant__ RopeArguments<T> a) {
   const unsigned groups = a.part[0].groups + a.part[1].groups;
-  const unsigned turned = a.pairs / Unit<VECTOR, INTERLEAVED>::PAIRS;
-  const unsigned work = groups * a.units * a.block_tokens;
-  const unsigned turned_work = groups * turned * a.block_tokens;
+  const unsigned work = groups * a.units;
   const long long turns = (a.tokens + a.block_tokens - 1) / a.block_tokens;
   for (long long turn = blockIdx.x; turn < turns; turn += gridDim.x) {
-    for (unsigned i = threadIdx.x; i < work; i += blockDim.x) {
-      const bool copies = i >= turned_work;
-      const unsigned place = copies ? i - turned_work : i;
-      const unsigned units = copies ? a.units - turned : turned;
-      const unsigned row = place / units, unit = place - row * units + (copies ? turned : 0);
-      const unsigned at = row / groups, group = row - at * groups;
+    for (unsigned i = threadIdx.x; i < work * a.block_tokens; i += blockDim.x) {
+      const unsigned at = i / work, rest = i - at * work;
+      const unsigned group = rest / a.units, unit = rest - group * a.units;
       const long long token = turn * a.block_tokens + at;
-      if (token >= a.tokens) continue;
+      if (token >= a.tokens) break;
       const bool second = group >= a.part[0].groups;
       turn_unit<T, Rotation, VECTOR, INTERLEAVED, INVERSE>(
           a, a.part[second], token, second ? group - a.part[0].groups : group, unit);
