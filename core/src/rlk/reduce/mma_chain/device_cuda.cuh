@@ -36,11 +36,23 @@ __device__ __forceinline__ uint32_t shared_address(const void* at) {
     return (uint32_t)__cvta_generic_to_shared(at);
 }
 
-// 16 bytes of which the first `bytes` are read and the others are zero.
-__device__ __forceinline__ void copy_chunk(void* to, const void* from, int bytes) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)),
-                 "l"(from), "r"(bytes)
-                 : "memory");
+// 16 bytes of elements of which the first `count` are read and the others are zero.
+template <typename T>
+__device__ __forceinline__ void copy_chunk(T* to, const T* from, int count) {
+    constexpr int PER_CHUNK = 16 / (int)sizeof(T);
+    if (count == PER_CHUNK) {
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)),
+                     "l"(from)
+                     : "memory");
+        return;
+    }
+    // Not by a copy of fewer bytes: its instruction spans all 16, beyond the end of the tensor.
+    struct alignas(16) Chunk {
+        T value[PER_CHUNK];
+    } chunk;
+#pragma unroll
+    for (int i = 0; i < PER_CHUNK; ++i) chunk.value[i] = i < count ? from[i] : from_float<T>(0.0f);
+    *reinterpret_cast<Chunk*>(to) = chunk;
 }
 
 __device__ __forceinline__ void commit_copies() {
