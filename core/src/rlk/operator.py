@@ -157,8 +157,10 @@ class Operator:
     derivatives of every order.
 
     `casts` names values between the steps that are rounded to the dtype of the first input, as
-    part of the formula. The oracle then takes `cast`: `cast(value)` rounds it there too, and
-    `cast(value, gradient=True)` its gradient as well; without the argument nothing is rounded.
+    part of the formula. The oracle then takes `cast` and calls it for each of them in this order:
+    `cast(value)` rounds it there too, and `cast(value, gradient=True)` its gradient as well;
+    without the argument nothing is rounded. Those among `saved`, and gradients that backward
+    passes to `rlk.between.show`, are judged for themselves and the oracle goes on from them.
     """
 
     name: str
@@ -180,8 +182,9 @@ class Operator:
     linear: bool = False
     # Sizes of no model at which kernels go wrong, where there is more than one symbol.
     odd_sizes: tuple[Mapping[str, int], ...] = ()
-    # What gates take in place of real sizes where golden would take too long there: these and the
-    # odd ones. Tests of the operator's own then judge its kernels at real sizes.
+    # What gates take in place of real sizes where golden or Triton's interpreter would take too
+    # long there: these and the odd ones. Real sizes that golden can do belong to those; at others
+    # tests of the operator's own judge its kernels.
     gate_sizes: Mapping[str, int] = field(default_factory=dict)
     casts: tuple[str, ...] = ()
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rlk.bench import __main__ as command
-from rlk.bench import bandwidth, measure, report, timing, variants
+from rlk.bench import bandwidth, measure, report, variants
 from rlk.bench.timing import Time
 from rlk.bench.work import Work, works
 from rlk.cuda import build, toolchain
@@ -330,43 +330,7 @@ def test_command_that_is_interrupted_keeps_the_sizes_it_has(monkeypatch, tmp_pat
 
     monkeypatch.setattr(command, "measure", measured)
     monkeypatch.setattr(command.report, "table", lambda rows: "")
+    monkeypatch.setattr(command.report, "document", lambda rows: {"schema": "", "rows": rows})
     with pytest.raises(KeyboardInterrupt):
         command.main(["heads", "--json", str(tmp_path / "bench.json")])
     assert json.loads((tmp_path / "bench.json").read_text())["rows"] == [{"variant": "first"}]
-
-
-class Clock:
-    """An event of a clock that each eager call moves on by 1/8 ms."""
-
-    now = 0.0
-
-    def __init__(self, enable_timing):
-        assert enable_timing
-
-    def record(self):
-        self.at = Clock.now
-
-    def synchronize(self):
-        pass
-
-    def elapsed_time(self, end):
-        return end.at - self.at
-
-
-def test_eager_time_is_that_of_calls_in_a_row_on_sets_in_turn(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "Event", Clock)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    used = []
-
-    def step(i):
-        used.append(i)
-        Clock.now += 0.125
-
-    assert timing.eager_us(step, 3) == 125.0
-    assert used == [i % 3 for i in range(len(used))]
-    assert len(used) == 3 + timing.WARM_UP + timing.EAGER_ROUNDS * timing.EAGER_CALLS
-
-
-def test_timing_constants_let_a_replay_outlast_its_start():
-    assert timing.FEWEST < timing.MOST
-    assert timing.REPLAY_US / timing.MOST >= 10

@@ -27,6 +27,7 @@ FLUSH_BYTES = 256_000_000
 
 Step = Callable[[int], Any]
 Name = TypeVar("Name")
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -122,12 +123,18 @@ def eager_us(step: Step, sets: int) -> float:
 
 def extra_bytes(call: Callable[[], Any]) -> int:
     """The most memory a call holds beyond what it returns."""
+    peak, results = peak_bytes(call)
+    return peak - sum(t.numel() * t.element_size() for t in results)
+
+
+def peak_bytes(call: Callable[[], Result]) -> tuple[int, Result]:
+    """The most memory a warm call holds beyond what was allocated before it, and its results."""
     call()
+    # Garbage that was freed during the call would be taken off what it holds.
     gc.collect()
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     results = call()
     torch.cuda.synchronize()
-    returned = sum(t.numel() * t.element_size() for t in results)
-    return torch.cuda.max_memory_allocated() - before - returned
+    return torch.cuda.max_memory_allocated() - before, results

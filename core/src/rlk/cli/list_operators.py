@@ -14,7 +14,7 @@ def list_operators() -> None:
             o.package,
             o.bits_version,
             ", ".join(b.name for b in o.backends),
-            ", ".join(c.word for c in o.claims),
+            ", ".join(dict.fromkeys(c.word for c in o.claims)),
         )
         for o in operators
     ]

@@ -14,6 +14,7 @@ import torch
 from rlk import cli, registry
 from rlk.errors import BackendError
 from rlk.gates import golden_hashes
+from rlk.operator import Claim
 
 GPU = torch.cuda.is_available()
 
@@ -30,6 +31,13 @@ def test_list_installed_operator_shows_package_version_backends_and_claims(invok
     assert cells(result.stdout, "twice") == [
         "twice", "tiny_operators", "3", "quantum,", "golden", "repeatable,", "batch_invariant",
     ]  # fmt: skip
+
+
+def test_list_word_that_is_claimed_twice_is_shown_once(invoke, twice, monkeypatch):
+    claims = (*twice.claims, Claim("repeatable", ("y",), among=("golden",)))
+    found = {"twice": replace(twice, claims=claims)}
+    monkeypatch.setattr(registry, "discover", lambda: (found, {}))
+    assert cells(invoke("list").stdout, "twice")[-2:] == ["repeatable,", "batch_invariant"]
 
 
 def test_list_broken_package_is_named_on_standard_error(invoke, monkeypatch):

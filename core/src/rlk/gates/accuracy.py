@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """The value of a result against the FP64 oracle, by the contract and nothing else."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import product
-from typing import Any
 
 import torch
 
 from rlk import compare, contract
 from rlk.arguments import dtype_name
 from rlk.gates.candidate import Run
+from rlk.gates.casts import Casts, names_of
 from rlk.gates.inputs import Fixture, fixture, judged_sizes, scalar_variants
 from rlk.gates.record import Record
 from rlk.gates.verdict import Verdict
@@ -42,19 +42,27 @@ def forward_accuracy(verdict: Verdict) -> list[Record]:
 
 
 def gradient_accuracy(verdict: Verdict) -> list[Record]:
-    """Every gradient against autograd of the oracle."""
-    return _records(verdict, [f"d{t.name}" for t in verdict.case.operator.differentiable])
+    """Every gradient against autograd of the oracle, and what backward shows of declared casts."""
+    names = [f"d{t.name}" for t in verdict.case.operator.differentiable]
+    return _records(verdict, names, between=True)
 
 
-def reference(operator: Operator, batch: Fixture) -> dict[str, torch.Tensor]:
-    """Outputs, saved state and gradients of the oracle on the same quantised inputs, in FP64."""
+def reference(
+    operator: Operator, batch: Fixture, given: Mapping[str, torch.Tensor] | None = None
+) -> dict[str, torch.Tensor]:
+    """Outputs, saved state and gradients of the oracle on the same quantised inputs, in FP64.
+
+    `given` are a candidate's values of declared casts, by name. The oracle goes on from them and,
+    of the casts themselves, returns what was to be rounded.
+    """
     leaves = [
         batch.inputs[t.name].detach().cpu().double().requires_grad_(t.gradient is not None)
         for t in operator.inputs
     ]
     options = dict(batch.scalars)
+    casts = Casts(operator, batch.inputs[operator.inputs[0].name].dtype, given or {})
     if operator.casts:
-        options["cast"] = cast_to(batch.inputs[operator.inputs[0].name].dtype)
+        options["cast"] = casts
     # Scalars as the caller wrote them: the oracle must not share the declaration's aliases.
     results = operator.oracle(*leaves, **options)
     outputs = results[: len(operator.outputs)]
@@ -64,34 +72,7 @@ def reference(operator: Operator, batch: Fixture) -> dict[str, torch.Tensor]:
     named = dict(zip(names, results, strict=True))
     for declared, gradient in zip(operator.differentiable, gradients, strict=True):
         named[f"d{declared.name}"] = gradient
-    return {name: tensor.detach() for name, tensor in named.items()}
-
-
-def cast_to(dtype: torch.dtype) -> Callable[..., torch.Tensor]:
-    """What an oracle rounds declared casts with: values to `dtype`, gradients if asked."""
-
-    def cast(value: torch.Tensor, *, gradient: bool = False) -> torch.Tensor:
-        rounded: torch.Tensor = _Cast.apply(value, dtype, gradient)
-        return rounded
-
-    return cast
-
-
-class _Cast(torch.autograd.Function):
-    """Rounds, and lets the gradient through."""
-
-    @staticmethod
-    def forward(ctx: Any, value: torch.Tensor, dtype: torch.dtype, gradient: bool) -> torch.Tensor:
-        ctx.dtype = dtype if gradient else None
-        return value.to(dtype).to(value.dtype)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        return (
-            gradient if ctx.dtype is None else gradient.to(ctx.dtype).to(gradient.dtype),
-            None,
-            None,
-        )
+    return {name: tensor.detach() for name, tensor in named.items()} | casts.exact
 
 
 def judge_tensor(
@@ -103,7 +84,8 @@ def judge_tensor(
     in ulp at the reference's root mean square, or at the element where that is larger. In narrow
     dtypes nearly every element of a row tensor or chain must be the correctly rounded one; an exact
     sum has too few elements for a fraction, and sums the roundings of its contributions. A chain
-    may be small too: where one element would be too many, there is no fraction.
+    may be small too: where one element would be too many, there is no fraction. A declared cast
+    must be the rounding of an FP32 value within the bound of FP32: what follows is judged given it.
     """
     actual = actual.detach().cpu()
     forward = name in {t.name for t in operator.outputs + operator.saved}
@@ -130,6 +112,8 @@ def judge_tensor(
     few = exact or (chain and (1 - bound.correctly_rounded) * rounded.numel() < 1)
     if not few and correct < bound.correctly_rounded:
         faults.append(f"{correct:.5f} correctly rounded, bound {bound.correctly_rounded}")
+    if name in names_of(operator):
+        faults += _wrong_casts(operator, judgment, actual, expected, scale)
     return Accuracy(
         faults=tuple(faults),
         within=within,
@@ -143,6 +127,26 @@ def judge_tensor(
     )
 
 
+def _wrong_casts(
+    operator: Operator,
+    judgment: str,
+    actual: torch.Tensor,
+    expected: torch.Tensor,
+    scale: torch.Tensor,
+) -> list[str]:
+    # Rounding is monotonic: between those of the bounds lies that of every value between them.
+    ulp = contract.load().accuracy(judgment, operator.category, "float32").max_ulp_at_rms
+    error = ulp * _ulp(scale, torch.float32)
+    low, high = ((expected + e).to(actual.dtype) for e in (-error, error))
+    wrong = int((~((low <= actual) & (actual <= high))).sum())
+    if not wrong:
+        return []
+    return [
+        f"{wrong} of {actual.numel()} elements are no rounding of a value within {ulp:g} ulp of "
+        "FP32 at RMS"
+    ]
+
+
 def impostors(expected: torch.Tensor) -> dict[str, torch.Tensor]:
     """Wrong answers that a judge must reject: zeros, shuffled rows, flipped signs."""
     order = torch.arange(expected.shape[0]).roll(1)
@@ -153,7 +157,7 @@ def impostors(expected: torch.Tensor) -> dict[str, torch.Tensor]:
     }
 
 
-def _records(verdict: Verdict, names: list[str]) -> list[Record]:
+def _records(verdict: Verdict, names: list[str], between: bool = False) -> list[Record]:
     case = verdict.case
     operator = case.operator
     records = []
@@ -165,8 +169,10 @@ def _records(verdict: Verdict, names: list[str]) -> list[Record]:
             operator, case.dtype, rows=ROWS, sizes=sizes, seed=case.seed, scalars=scalars
         )
         run = verdict.candidate.run_fixture(batch)
-        expected = reference(operator, batch)
-        records += [_record(verdict, name, run, expected, prefix + config) for name in names]
+        casts = {n: t for n, t in run.values.items() if n in names_of(operator)}
+        expected = reference(operator, batch, casts)
+        judged = names + [n for n in run.between if between and n in casts]
+        records += [_record(verdict, name, run, expected, prefix + config) for name in judged]
     return records
 
 
@@ -174,7 +180,7 @@ def _record(
     verdict: Verdict, name: str, run: Run, expected: Mapping[str, torch.Tensor], config: str
 ) -> Record:
     operator = verdict.case.operator
-    actual = run.tensors[name]
+    actual = run.values[name]
     if actual.shape != expected[name].shape:
         shapes = f"{name} is {list(actual.shape)}, oracle {list(expected[name].shape)}"
         return verdict.record(

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from rlk.arguments import dtype_name
+from rlk.between import observe
 from rlk.compare import first_mismatch, same_bits
 from rlk.errors import RlkError
 from rlk.execution import Execution
@@ -22,6 +23,8 @@ from rlk.reduce import exact_sum
 class Run:
     """Results by name (y, rstd, dx, dweight ...), exact states, and the launches behind them.
 
+    `between` are values between the steps that the backend showed.
+
     `given` are the inputs (x, weight ...) and upstream gradients (dy) in the memory that the
     backend saw. `faults` are pairs of a tensor's name and what is wrong with it, in any judgment.
     """
@@ -31,6 +34,12 @@ class Run:
     given: dict[str, torch.Tensor] = field(default_factory=dict)
     launches: list[Launch] = field(default_factory=list)
     faults: list[tuple[str, str]] = field(default_factory=list)
+    between: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    @property
+    def values(self) -> dict[str, torch.Tensor]:
+        """Results and what is between them."""
+        return {**self.between, **self.tensors}
 
 
 class Candidate:
@@ -63,7 +72,7 @@ class Candidate:
         leaves, given = self._placed(inputs, upstream)
         for declared, leaf in zip(self.operator.inputs, leaves, strict=True):
             leaf.requires_grad_(declared.gradient is not None)
-        with trace() as launches, fresh_memory_is_nan():
+        with trace() as launches, observe() as between, fresh_memory_is_nan():
             results = self.call(leaves, scalars)
             outputs = results[: len(self.operator.outputs)]
             wrong = self._wrong_dtypes(leaves, results)
@@ -77,6 +86,7 @@ class Candidate:
                 run.states = self._states(again[0], results, again[1], scalars)
         run.given = self._given(leaves, given)
         run.launches = list(launches)
+        run.between = between
         self._last = {**inputs, **{f"d{n}": t for n, t in upstream.items()}, **run.tensors}
         self.launches += launches
         run.faults = wrong + _wrong_rounding(run) + _not_normalised(run)

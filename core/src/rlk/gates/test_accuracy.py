@@ -1,14 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """The judge of values: the oracle passes, impostors and small shifts do not."""
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 import pytest
 import torch
 
-from rlk import contract
+from rlk import backends, contract
+from rlk.between import show
+from rlk.errors import RlkError
 from rlk.gates import accuracy
 from rlk.gates.accuracy import impostors, judge_tensor, reference
 from rlk.gates.inputs import fixture
-from rlk.operator import FLOATS, Scalar
+from rlk.launch import start_golden
+from rlk.operator import FLOATS, Scalar, Tensor
 
 NAMES = ("y", "dx", "dweight")
 
@@ -112,6 +118,98 @@ def test_reference_declared_cast_rounds_in_the_dtype_of_the_call(scale, gradient
     upstream = made.upstream["y"].double() * 3
     rounded = upstream.to(torch.bfloat16).double() if gradient else upstream
     assert torch.equal(found["dx"], rounded * weight)
+
+
+def with_cast(scale, forward=None, steps=1):
+    """y = 3 * product, the product being rounded, stored, and handed on with its gradient."""
+
+    def oracle(x, weight, *, cast):
+        product = cast(x * weight, gradient=True)
+        for _ in range(steps - 1):
+            product = cast(product)
+        return product * 3, product
+
+    product = Tensor("product", ("...", "N"), ("=x",))
+
+    def backward(dy, x, weight, product, *, needs):
+        return scale.backward((dy.float() * 3).to(x.dtype), x, weight, needs=needs)
+
+    return scale.operator(
+        forward or rounded_product,
+        backward,
+        oracle=oracle,
+        casts=("product",),
+        saved=(product,),
+        claims=(),
+    )
+
+
+def rounded_product(x, weight, numbers=0):
+    start_golden("scale_forward", __file__)
+    product = (x.float() * weight.float()).to(x.dtype)
+    product = (product.view(torch.int16) + numbers).view(x.dtype)
+    return (product.float() * 3).to(x.dtype), product
+
+
+def test_reference_goes_on_from_the_candidates_casts_and_returns_what_they_round(scale):
+    operator = with_cast(scale)
+    made = fixture(operator, "bfloat16", rows=3, sizes={"N": 8}, seed=0)
+    x, weight = (made.inputs[n].double() for n in ("x", "weight"))
+    given = {name: torch.randn(3, 8).bfloat16() for name in ("product", "dproduct")}
+    found = reference(operator, made, given)
+    assert torch.equal(found["y"], given["product"].double() * 3)
+    assert torch.equal(found["dx"], given["dproduct"].double() * weight)
+    assert torch.equal(found["product"], x * weight)
+    assert torch.equal(found["dproduct"], made.upstream["y"].double() * 3)
+
+
+def test_reference_more_casts_than_declared_are_refused(scale):
+    operator = with_cast(scale, steps=2)
+    made = fixture(operator, "bfloat16", rows=3, sizes={"N": 8}, seed=0)
+    with pytest.raises(RlkError, match="scale: oracle must cast product alone, got more"):
+        reference(operator, made)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_judge_tensor_cast_may_be_rounded_either_way_next_to_a_middle_alone(scale, dtype):
+    narrow = getattr(torch, dtype)
+    one, eps = torch.tensor(1.0, dtype=narrow), torch.finfo(narrow).eps
+    # The middle of 1 and the next number, and a quarter above 1, among many exact ones.
+    wanted = torch.ones(2000, dtype=torch.float64)
+    wanted[0], wanted[1] = 1 + eps / 2, 1 + eps / 4
+    operator = with_cast(scale)
+    actual = wanted.to(narrow)
+    for first in (one, one + eps):
+        actual[0] = first
+        assert judge_tensor(operator, "product", actual, wanted).faults == ()
+    actual[1] = one + eps
+    (fault,) = judge_tensor(operator, "product", actual, wanted).faults
+    assert fault == "1 of 2000 elements are no rounding of a value within 5 ulp of FP32 at RMS"
+    assert judge_tensor(operator, "y", actual, wanted).faults == ()
+
+
+@pytest.mark.parametrize(("numbers", "failed"), [(0, set()), (1, {"product"})])
+def test_record_wrong_stored_cast_is_red_and_what_follows_is_judged_given_it(
+    scale, numbers, failed
+):
+    operator = with_cast(scale, lambda x, weight: rounded_product(x, weight, numbers))
+    records = scale.records("forward_accuracy", operator, dtype="bfloat16")
+    assert {r.tensor for r in records} == {"y", "product"}
+    assert {r.tensor for r in records if r.status == "failed"} == failed
+
+
+@pytest.mark.parametrize(("factor", "failed"), [(1.0, set()), (1.01, {"dproduct"})])
+def test_record_shown_gradient_is_judged_and_what_follows_is_judged_given_it(scale, factor, failed):
+    def backward(dy, x, weight, product, *, needs):
+        dproduct = (dy.float() * 3 * factor).to(x.dtype)
+        show("dproduct", dproduct)
+        return scale.backward(dproduct, x, weight, needs=needs)
+
+    module = SimpleNamespace(forward=rounded_product, backward=backward)
+    operator = replace(with_cast(scale), backends=(backends.golden(lambda: module),))
+    records = scale.records("gradient_accuracy", operator, dtype="bfloat16")
+    assert {r.tensor for r in records} == {"dx", "dweight", "dproduct"}
+    assert {r.tensor for r in records if r.status == "failed"} == failed
 
 
 def test_record_judge_that_accepts_zeros_is_red(scale, monkeypatch):

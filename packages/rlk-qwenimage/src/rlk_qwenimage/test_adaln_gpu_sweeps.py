@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from rlk import contract
-from rlk.gates.accuracy import cast_to
+from rlk.gates.casts import cast_to
 from rlk_qwenimage.adaln_mod_projection.operator import OPERATOR
 from rlk_qwenimage.test_adaln_gpu_batches import (
     BACKENDS,

@@ -4,6 +4,7 @@
 import pytest
 import torch
 
+from rlk.bench.timing import peak_bytes
 from rlk.launch import trace
 from rlk_qwenimage import adaln_mod_projection, final_adaln_out, layer_norm_modulate
 from rlk_qwenimage.test_adaln_gpu_batches import BACKENDS, DEVICE, DTYPES, require_all, require_same
@@ -123,13 +124,7 @@ def test_peak_memory_is_that_of_the_tensors_and_the_saved_state(backend):
     def step():
         return torch.autograd.grad(final_adaln_out(*leaves, backend=backend), leaves, made[4])
 
-    step()
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    found = step()
-    torch.cuda.synchronize()
-    peak = torch.cuda.max_memory_allocated() - before
+    peak, found = peak_bytes(step)
     # out, the gradients, mean and rstd, act, mod and its gradient in two halves and as a whole.
     out, modulation = made[0].nbytes, 2 * 2 * H * 2
     saved = 2 * 2 * 4096 * 4 + made[1].nbytes + modulation

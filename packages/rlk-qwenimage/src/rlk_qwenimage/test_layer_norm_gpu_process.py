@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
+from rlk.bench.timing import peak_bytes
 from rlk_qwenimage import layer_norm_modulate
 from rlk_qwenimage.test_layer_norm_gpu_batches import (
     BACKENDS,
@@ -124,13 +125,7 @@ def test_peak_memory_is_tensors_of_the_call_and_two_percent(samples, tokens, bac
         out = layer_norm_modulate(*leaves, backend=backend)
         return out, *torch.autograd.grad(out, leaves, batch["dout"])
 
-    step()
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    found = step()
-    torch.cuda.synchronize()
-    peak = torch.cuda.max_memory_allocated() - before
+    peak, found = peak_bytes(step)
     # Two FP32 numbers of a token are saved.
     given, made = held(*batch.values()), held(*found) + 8 * samples * tokens
     print(f"{backend} {samples}x{tokens}: {peak - made} bytes beside {given + made}")

@@ -4,6 +4,7 @@
 import pytest
 import torch
 
+from rlk.bench.timing import peak_bytes
 from rlk_rope import multi_axis_rope, multi_axis_rope_qk
 from rlk_rope.test_rope_gpu_batches import (
     BACKENDS,
@@ -109,14 +110,8 @@ def test_query_and_key_of_unlike_layouts_equal_two_calls(backend):
 
 def extra_bytes(function):
     """What a call allocates beyond its results."""
-    function()
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    results = function()
-    torch.cuda.synchronize()
-    held = sum(t.untyped_storage().nbytes() for t in results)
-    return torch.cuda.max_memory_allocated() - before - held
+    peak, results = peak_bytes(function)
+    return peak - sum(t.untyped_storage().nbytes() for t in results)
 
 
 @pytest.mark.xdist_group("rope_memory")

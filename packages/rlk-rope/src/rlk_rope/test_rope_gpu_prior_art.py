@@ -4,6 +4,7 @@
 import pytest
 import torch
 
+from rlk.bench.timing import peak_bytes
 from rlk_rope import multi_axis_rope_qk
 from rlk_rope.test_rope_gpu_batches import (
     BACKENDS,
@@ -84,11 +85,5 @@ def test_schedule_with_contraction_differs_in_last_bits_alone():
 def test_packed_query_and_key_are_turned_without_a_copy(backend):
     q, k = query_and_key(4096, BF16)
     cos, sin = tables(4096, COLUMNS // 2)
-    multi_axis_rope_qk(q, k, cos, sin, backend=backend)
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    results = multi_axis_rope_qk(q, k, cos, sin, backend=backend)
-    torch.cuda.synchronize()
-    held = sum(t.untyped_storage().nbytes() for t in results)
-    assert torch.cuda.max_memory_allocated() - before == held
+    peak, results = peak_bytes(lambda: multi_axis_rope_qk(q, k, cos, sin, backend=backend))
+    assert peak == sum(t.untyped_storage().nbytes() for t in results)

@@ -5,6 +5,8 @@ from typing import Any
 
 import torch
 
+from rlk.between import show
+
 
 class Composition:
     """`forward` and `backward` of a backend, made of those of the projection and of the norm."""
@@ -57,4 +59,5 @@ class Composition:
         dmod = torch.empty_like(mod, memory_format=torch.contiguous_format)
         for half, gradient in zip(dmod.chunk(2, 1), (dscale, dshift), strict=True):
             half.copy_(gradient)
+        show("dmod", dmod)
         return dx, *self.projection.backward(dmod, temb, weight, bias, act, needs=behind)

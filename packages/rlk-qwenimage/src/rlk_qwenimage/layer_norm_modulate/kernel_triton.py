@@ -180,9 +180,12 @@ def token_sums(
     state_bytes = len(sums) * exact_sum.STATE_ROWS * n * torch.int64.itemsize
     group = min(samples, max(1, STATE_BYTES // state_bytes))
     blocks = triton.cdiv(tokens, SUM_TOKENS) * triton.cdiv(n, SUM_COLUMNS)
+    # One memory for all groups: new states beside the last ones would be twice as large.
+    memory = {name: exact_sum.new(group * n, x.device).view(-1) for name in sums}
     for first in range(0, samples, group):
         count = min(group, samples - first)
-        states = {name: exact_sum.new(count * n, x.device) for name in sums}
+        width = exact_sum.STATE_ROWS * count * n
+        states = {name: m[:width].zero_().view(-1, count * n) for name, m in memory.items()}
         unused = mean
         launch_triton(
             layer_norm_modulate_sums, (count * blocks,),

@@ -9,6 +9,8 @@ from rlk.compare import assert_same_bits
 from rlk.errors import ArgumentError
 from rlk.execution import Execution
 from rlk.gates.inputs import VALUES, fixture
+from rlk.launch import launch_triton
+from rlk.reduce.exact_sum import STATE_ROWS
 from rlk_qwenimage import layer_norm_modulate
 from rlk_qwenimage.layer_norm_modulate.operator import OPERATOR
 
@@ -179,6 +181,27 @@ def test_nan_token_reaches_its_row_and_its_samples_dscale_alone(backend):
     assert found["dscale"][1].isnan().all()
     assert_same_bits(found["dscale"][0], expected["dscale"][0], "dscale")
     assert_same_bits(found["dshift"], expected["dshift"], "dshift")
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="needs triton's interpreter")
+def test_triton_groups_of_samples_share_the_memory_of_one_groups_states(monkeypatch):
+    from . import kernel_triton
+
+    batch = fixture(OPERATOR, "float32", rows=7, sizes={"S": 3, "N": 5}, seed=5)
+    expected = every_result(batch, "golden")
+    used = []
+
+    def launch(kernel, grid, *arguments, **options):
+        if kernel is kernel_triton.layer_norm_modulate_sums:
+            used.extend(state.untyped_storage().data_ptr() for state in arguments[4:6])
+        launch_triton(kernel, grid, *arguments, **options)
+
+    monkeypatch.setattr(kernel_triton, "launch_triton", launch)
+    # Two samples a group, and one in the last.
+    monkeypatch.setattr(kernel_triton, "STATE_BYTES", 2 * 2 * STATE_ROWS * 5 * 8)
+    for name, tensor in every_result(batch, "triton").items():
+        assert_same_bits(tensor, expected[name], name)
+    assert (len(used), len(set(used))) == (8, 2)
 
 
 def test_saved_state_is_two_statistics_of_a_token_beside_the_inputs():

@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Faults of the modulated last norm, and exactly the records that each turns red."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+import torch
 
+from rlk.gates import cases, judge
 from rlk.math.golden import fma
+from rlk.reduce.mma_chain.golden import product
 from rlk.test_support.sabotage import Fault, plant, rebound, red
 from rlk.test_support.tiny import ascending
 from rlk_qwenimage.adaln_mod_projection import golden as projection
@@ -17,6 +21,12 @@ from rlk_qwenimage.layer_norm_modulate import golden as norm
 def planted(**changes):
     """The operator of golden's norm with some of its steps changed."""
     both = Composition(projection, rebound(norm, **changes))
+    return plant(OPERATOR, SimpleNamespace(forward=both.forward, backward=both.backward))
+
+
+def planted_projection(**changes):
+    """The operator of golden's projection with some of its steps changed."""
+    both = Composition(rebound(projection, **changes), norm)
     return plant(OPERATOR, SimpleNamespace(forward=both.forward, backward=both.backward))
 
 
@@ -42,6 +52,26 @@ def factor_of_narrow_numbers(scale):
     return (1 + scale)[:, None].float()
 
 
+def sums_towards_zero(terms, dtype):
+    """BF16 sums with what is below their last bit cut off."""
+    exact = norm.token_sums(terms, torch.float32)
+    return (exact.view(torch.int32) & ~0xFFFF).view(torch.float32).to(dtype)
+
+
+def forward_with_mod_a_number_away(temb, weight, bias):
+    mod, act = projection.forward(temb, weight, bias)
+    return torch.where(mod.isfinite(), (mod.view(torch.int16) + 1).view(mod.dtype), mod), act
+
+
+class WithAnotherMod(Composition):
+    """Normalises with a mod four numbers from the one that it stores."""
+
+    def forward(self, x, temb, weight, bias, *, eps):
+        _, act, mod, mean, rstd = super().forward(x, temb, weight, bias, eps=eps)
+        other = (mod.view(torch.int16) + 4).view(mod.dtype)
+        return self.norm.forward(x, *other.chunk(2, 1), eps=eps)[0], act, mod, mean, rstd
+
+
 FAULTS = (
     Fault(
         "shift and scale swapped",
@@ -52,11 +82,37 @@ FAULTS = (
         "gradients of shift and scale swapped",
         planted(backward=backward_shift_first),
         {
-            "gradient_accuracy": "dtemb dweight dbias",
+            # What follows is right given it.
+            "gradient_accuracy": "dmod",
             "backend_equal": "dtemb dweight dbias",
             # NaN arrives in the other half.
             "special_values": "dweight dbias",
         },
+    ),
+    *(
+        Fault(
+            f"mod stored a number away in {dtype}",
+            planted_projection(forward=forward_with_mod_a_number_away),
+            # What follows is right given it.
+            {"forward_accuracy": "mod", "backend_equal": "out mod dx"},
+            dtype=dtype,
+        )
+        for dtype in ("bfloat16", "float16")
+    ),
+    Fault(
+        "out made of another mod than the stored one",
+        plant(OPERATOR, WithAnotherMod(projection, norm)),
+        {"forward_accuracy": "out", "backend_equal": "out"},
+        dtype="bfloat16",
+    ),
+    Fault(
+        "gradient of mod rounded towards zero",
+        planted(token_sums=sums_towards_zero),
+        {
+            "gradient_accuracy": "dmod",
+            "backend_equal": "dtemb dweight dbias",
+        },
+        dtype="bfloat16",
     ),
     Fault(
         "contraction of the modulation",
@@ -82,6 +138,21 @@ FAULTS = (
         dtype="bfloat16",
     ),
 )
+
+
+def product_in_another_order(a, b, bias, initial, dtype):
+    """The chain of golden along K from its end: what tensor cores may differ by."""
+    return product(a.flip(1), b.flip(1), bias, initial, dtype)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("seed", range(4))
+def test_products_of_another_order_are_accurate(seed, dtype):
+    changed = planted_projection(product=product_in_another_order)
+    changed = replace(changed, gate_sizes={"S": 5, "H": 264, "K": 100, "N": 528})
+    for judgment in ("forward_accuracy", "gradient_accuracy"):
+        (case,) = cases([changed], seed=seed, identity=f"{changed.name}/golden/{judgment}/{dtype}")
+        assert red(judge(case)) == set()
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=[fault.name for fault in FAULTS])
