@@ -15,7 +15,7 @@ from rlk.errors import ArgumentError, GradientError
 from rlk.reduce import exact_sum
 from rlk.reduce.exact_sum import STATE_ROWS, check_divisor
 
-from .carrier import new_carrier, state_of
+from .carrier import new_carrier, normalised, state_of, states_of
 from .parameters import AccumulationReport, Found, ParameterGradient, exact, find
 
 _NAME = "ExactGradAccumulator"
@@ -129,7 +129,7 @@ class ExactGradAccumulator:
         with torch.no_grad():
             for group in by_device.values():
                 # Side by side: one reduction and few launches for all of them.
-                states = self._reduced(torch.cat([state_of(s.carrier) for s in group], 1))
+                states = self._reduced(states_of([s.carrier for s in group]))
                 self._write(group, states, divide_by)
         self._close()
 
@@ -182,9 +182,8 @@ class ExactGradAccumulator:
                 )
         for name, carrier in sums.items():
             state = states[name].to(carrier.device).reshape(STATE_ROWS, -1)
-            normalised = exact_sum.merge(state, torch.zeros_like(state))
             assert carrier.grad is not None  # noqa: S101 - the block was entered
-            carrier.grad.copy_(normalised.view(carrier.shape))
+            carrier.grad.copy_(normalised(state).view(carrier.shape))
 
     def _carrier(self, found: Found) -> torch.Tensor:
         """That of the last block, if it fits."""
@@ -230,38 +229,29 @@ class ExactGradAccumulator:
                 whole = exact_sum.round(states, dtype, divide_by=divide_by)
                 rounded[dtype] = whole.split(widths)
             gradient = rounded[dtype][place].view(parameter.shape)
-            _hand_over(parameter, _placed_like(parameter, gradient), self._main_grad)
-
-
-def _placed_like(parameter: nn.Parameter, gradient: torch.Tensor) -> torch.Tensor:
-    """A gradient that all ranks have whole, sharded as its parameter is."""
-    gradient = gradient.clone()  # not a view of all gradients
-    if not is_dtensor(parameter):
-        return gradient
-    from torch.distributed.tensor import distribute_tensor
-
-    mesh, placements = parameter.device_mesh, parameter.placements  # type: ignore[attr-defined]
-    return distribute_tensor(gradient, mesh, placements, src_data_rank=None)
+            _hand_over(parameter, gradient, self._main_grad)
 
 
 def _hand_over(parameter: Any, gradient: torch.Tensor, main_grad: bool) -> None:
-    """Add to what is there, in place; nothing is there where that is zero."""
+    """Write a gradient that all ranks have whole, placed as its parameter is, in place."""
+    if is_dtensor(parameter):
+        from torch.distributed.tensor import distribute_tensor
+
+        mesh, placements = parameter.device_mesh, parameter.placements
+        gradient = distribute_tensor(gradient, mesh, placements, src_data_rank=None)
     there = parameter.grad
     if there is not None:
         mine, theirs = _local(gradient), _local(there).to(gradient.dtype)
         # A selection: +0 would take the sign of -0.
         mine.copy_(torch.where(theirs == 0, mine, theirs + mine))
+    name = "main_grad" if main_grad else "grad"
+    kept = getattr(parameter, name, None)
+    if kept is None:
+        setattr(parameter, name, gradient.clone())  # not a view of all gradients
+    else:
+        _local(kept).copy_(_local(gradient))
     if main_grad:
         parameter.grad = None
-        kept = getattr(parameter, "main_grad", None)
-        if kept is None:
-            parameter.main_grad = gradient
-        else:
-            kept.copy_(gradient)
-    elif there is None:
-        parameter.grad = gradient
-    else:
-        _local(there).copy_(_local(gradient))
 
 
 def _local(tensor: Any) -> torch.Tensor:

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The leaf that takes the exact state of a parameter's gradient, and the state in it."""
 
+from collections.abc import Sequence
+
 import torch
 
 from rlk.errors import ArgumentError
@@ -49,6 +51,15 @@ def state_of(carrier: torch.Tensor) -> torch.Tensor:
             f"state_of: carrier must be float64 [{STATE_ROWS}, ...], as new_carrier makes it, "
             f"got {got}"
         )
-    taken = carrier.detach() if carrier.grad is None else carrier.grad.detach()
-    state = taken.reshape(STATE_ROWS, -1).long()
+    return states_of([carrier])
+
+
+def states_of(carriers: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The states of several carriers on one device, side by side: one launch, not one for each."""
+    taken = [c.detach() if c.grad is None else c.grad.detach() for c in carriers]
+    return normalised(torch.cat([t.reshape(STATE_ROWS, -1) for t in taken], 1).long())
+
+
+def normalised(state: torch.Tensor) -> torch.Tensor:
+    """The same sums with digits that add exactly in FP64, and equal bytes for equal sums."""
     return exact_sum.merge(state, torch.zeros_like(state))
