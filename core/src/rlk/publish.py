@@ -16,6 +16,7 @@ from torch._C import _AutoDispatchBelowAutograd
 from rlk import sharding
 from rlk.arguments import check_gradients, check_tensors
 from rlk.autograd import first_order_only, require_autograd, require_reverse_mode
+from rlk.carried import Carried, Carriers, carried_name, schema, wants_gradient
 from rlk.errors import ArgumentError, RlkError
 from rlk.execution import Execution, rounding_backend
 from rlk.linear import require_linear
@@ -38,12 +39,24 @@ class Published(Execution):
         _define(self)
         self.forward_op = getattr(torch.ops.rlk, operator.name).default
         self.backward_op = getattr(torch.ops.rlk, f"{operator.name}_backward").default
+        self.carried = _define_carried(self) if operator.exact_parameters else None
 
     def __call__(
-        self, tensors: Sequence[Any], scalars: Mapping[str, Any], backend: str | None = None
+        self,
+        tensors: Sequence[Any],
+        scalars: Mapping[str, Any],
+        backend: str | None = None,
+        carriers: Carriers = (),
     ) -> tuple[torch.Tensor, ...]:
-        """The operator's outputs, without its saved state."""
-        return self.apply(self.arguments(tensors, scalars, backend))[: self._outputs]
+        """The operator's outputs, without its saved state.
+
+        `carriers`, one for each exact parameter, take the exact states of gradients; None rounds.
+        """
+        arguments = self.arguments(tensors, scalars, backend)
+        for carrier in carriers:
+            if carrier is not None:
+                return self._apply_carried(arguments, carriers)[: self._outputs]
+        return self.apply(arguments)[: self._outputs]
 
     def apply(self, arguments: Sequence[Any]) -> tuple[torch.Tensor, ...]:
         """Plain tensors go straight on, everything else through the dispatcher."""
@@ -54,6 +67,20 @@ class Published(Execution):
         if not torch.compiler.is_compiling():
             sharding.register_if_imported()
         return _all_of(self.forward_op(*arguments))
+
+    def _apply_carried(
+        self, arguments: Sequence[Any], carriers: Carriers
+    ) -> tuple[torch.Tensor, ...]:
+        if self.carried is None or len(carriers) != self.carried.count:
+            raise RlkError(
+                f"{self.operator.name}: carriers must be one for each exact parameter, got "
+                f"{len(carriers)}"
+            )
+        if not is_plain((*arguments[: self._inputs], *(c for c in carriers if c is not None))):
+            check_tensors(self.operator, arguments[: self._inputs])
+            op = getattr(torch.ops.rlk, carried_name(self.operator)).default
+            return _all_of(op(*self.carried.arguments(arguments, carriers)))
+        return self.carried.call(*self.carried.arguments(arguments, carriers))
 
     def forward_pass(self, keyset: Any, arguments: Sequence[Any]) -> tuple[torch.Tensor, ...]:
         """Through the dispatcher, below autograd, where it called."""
@@ -106,7 +133,7 @@ def publish(operator: Operator) -> Published:
     """
     if operator.linear:
         require_linear(operator)
-    for name in (operator.name, f"{operator.name}_backward"):
+    for name in (operator.name, f"{operator.name}_backward", carried_name(operator)):
         if hasattr(torch.ops.rlk, name):
             raise RlkError(
                 f"{operator.name}: name must be new to torch, got torch.ops.rlk.{name} defined "
@@ -164,6 +191,31 @@ def _define(published: Published) -> None:
     _register(backward, published.backward, _fake_backward(published))
     _library.impl(operator.name, _autograd_forward(published), "Autograd", with_keyset=True)
     _library.impl(backward, _autograd_backward(published), "Autograd", with_keyset=True)
+
+
+def _define_carried(published: Published) -> Carried:
+    carried, operator = Carried(published), published.operator
+    name = carried_name(operator)
+    _library.define(schema(operator, str(published.forward_op._schema)))
+
+    def function(*arguments: Any) -> tuple[torch.Tensor, ...]:
+        return published.forward(*carried.without_carriers(arguments))
+
+    def fake(*arguments: Any) -> tuple[torch.Tensor, ...]:
+        return _fake_forward(published)(*carried.without_carriers(arguments))
+
+    def kernel(keyset: Any, *arguments: Any) -> tuple[torch.Tensor, ...]:
+        tensors = arguments[: carried.inputs + carried.count]
+        require_reverse_mode(operator.name, tensors)
+        if wants_gradient(tensors):
+            require_autograd(operator.name)
+            return carried.function.apply(keyset, *arguments)
+        plain = carried.without_carriers(arguments)
+        return _below_autograd(published.forward_op, keyset, plain)
+
+    _register(name, function, fake)
+    _library.impl(name, _unwrap_single(kernel), "Autograd", with_keyset=True)
+    return carried
 
 
 def _register(name: str, function: Callable[..., Any], fake: Callable[..., Any]) -> None:

@@ -24,6 +24,7 @@ pytest.register_assert_rewrite(f"{__package__}.torch_suite")
 from rlk.torch_suite import (  # noqa: E402
     CompilationSuite,
     DistributionSuite,
+    ExactSumSuite,
     GradientSuite,
     SurroundingsSuite,
 )
@@ -34,7 +35,9 @@ from rlk.torch_suite.ranks import RANKS, Ranks  # noqa: E402
 ROWS = 3
 
 
-class OperatorSuite(CompilationSuite, GradientSuite, SurroundingsSuite, DistributionSuite):
+class OperatorSuite(
+    CompilationSuite, GradientSuite, SurroundingsSuite, DistributionSuite, ExactSumSuite
+):
     """Every short gate of `operator`, its registration with torch, and the features of torch.
 
     Subclass it in a package's tests and name the declaration. A gate that this machine cannot
@@ -120,10 +123,10 @@ def ranks(device: str, rank_processes: dict[str, Ranks]) -> Ranks:
 def pytest_pycollect_makeitem(collector: Any, name: str, obj: Any) -> list[Any] | None:
     """No item of a test that does not concern a suite's operator: it would have nothing to say."""
     suite = getattr(collector, "cls", None)
-    linear = getattr(obj, CONCERNS, None)
-    if linear is None or suite is None or not issubclass(suite, OperatorSuite):
+    which = getattr(obj, CONCERNS, None)
+    if which is None or suite is None or not issubclass(suite, OperatorSuite):
         return None
-    return None if linear == suite.operator.linear else []
+    return None if which(suite.operator) else []
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -7,7 +7,14 @@ declaration alone.
 
 from rlk.torch_suite.compilation import CompilationSuite
 from rlk.torch_suite.distribution import DistributionSuite
+from rlk.torch_suite.exact_sums import ExactSumSuite
 from rlk.torch_suite.gradients import GradientSuite
 from rlk.torch_suite.surroundings import SurroundingsSuite
 
-__all__ = ["CompilationSuite", "DistributionSuite", "GradientSuite", "SurroundingsSuite"]
+__all__ = [
+    "CompilationSuite",
+    "DistributionSuite",
+    "ExactSumSuite",
+    "GradientSuite",
+    "SurroundingsSuite",
+]

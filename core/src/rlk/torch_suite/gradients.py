@@ -19,23 +19,23 @@ from rlk.gates.layout import strided
 from rlk.operator import Backend, Operator
 from rlk.torch_suite.sample import Sample, assert_same_results, sample
 
-# The attribute of a test that says whether its operators are linear.
-CONCERNS = "concerns_linear"
+# The attribute of a test that says which operators it is for.
+CONCERNS = "concerns"
 
 Test = TypeVar("Test", bound=Callable[..., None])
 
 
-def concerns(*, linear: bool) -> Callable[[Test], Test]:
+def concerns(which: Callable[[Operator], bool]) -> Callable[[Test], Test]:
     """Mark a test that exists for operators of one kind alone.
 
     Args:
-        linear: as the operator declares it.
+        which: whether an operator is of that kind.
     Returns:
         A decorator; `rlk.pytest_plugin` does not collect the test for other operators.
     """
 
     def mark(test: Test) -> Test:
-        setattr(test, CONCERNS, linear)
+        setattr(test, CONCERNS, which)
         return test
 
     return mark
@@ -138,7 +138,7 @@ class GradientSuite:
         assert leaf.grad is not None
         assert_same_bits(leaf.grad, (penalty * torch.ones_like(leaf)), "gradient of the penalty")
 
-    @concerns(linear=False)
+    @concerns(lambda operator: not operator.linear)
     def test_second_differentiation_is_refused_for_every_pair(self, device: str) -> None:
         """It would be silently wrong: autograd would take the gradient for a constant."""
         leaves, gradients = _first_gradients(sample(self.operator, device))
@@ -152,7 +152,7 @@ class GradientSuite:
                     torch.autograd.grad(gradient.sum(), leaf, retain_graph=True)
                 assert str(caught.value) == wanted
 
-    @concerns(linear=True)
+    @concerns(lambda operator: operator.linear)
     @pytest.mark.parametrize("layout", ["contiguous", "strided"])
     def test_second_and_third_derivative_of_a_linear_operator_are_its_own(
         self, device: str, layout: str

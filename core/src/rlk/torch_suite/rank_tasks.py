@@ -21,6 +21,7 @@ from torch.distributed.tensor.debug import CommDebugMode
 
 from rlk import registry
 from rlk.compare import assert_same_bits, same_bits
+from rlk.exact_grad import ExactGradAccumulator
 from rlk.gates.inputs import VALUES
 from rlk.operator import Operator
 from rlk.torch_suite.ranks import RANKS
@@ -156,6 +157,37 @@ def average_gradients(
                 expected[f"d{declared.name}"] = (rounded[0] + rounded[1]) * 0.5
                 assert not same_bits(rounded[0], rounded[1])
             assert_same_results(_whole(found), expected, f"{wrap} {dtype} {type(module).__name__}")
+
+
+def accumulate_exactly(
+    device: str, package: str, name: str, wrap: str, modules: Sequence[Callable[[], Any]]
+) -> None:
+    """DDP or FSDP2 in an accumulator: exact parameters as in one call on the whole batch."""
+    operator = find(package, name)
+    whole = sample(operator, device, leading=(3 * RANKS, 3), values=VALUES["cancelling"])
+    expected = whole.results()
+    _require_order_to_matter(whole, expected)
+    # Uneven, and as many on each rank: both wrappers communicate in every call.
+    start = 3 * dist.get_rank()
+    pieces = [whole.rows(start, start + 1), whole.rows(start + 1, start + 3)]
+    builders: list[Callable[[], torch.nn.Module]] = [partial(OperatorModule, whole), *modules]
+    for build in builders:
+        module = build().to(device=device)
+        with torch.no_grad():
+            for declared, p in zip(operator.parameters, module.parameters(), strict=True):
+                p.copy_(whole.batch.inputs[declared.name])
+        wrapped = _wrap(module, wrap, device)
+        with ExactGradAccumulator(wrapped) as sums:
+            assert len(sums.report().exact) == len(operator.exact_parameters)
+            for piece in pieces:
+                module_results(wrapped, piece)
+        found = dict(zip([t.name for t in operator.parameters], wrapped.parameters(), strict=True))
+        for declared in operator.exact_parameters:
+            gradient = found[declared.name].grad
+            assert type(gradient) is (DTensor if wrap == "fsdp2" else torch.Tensor)
+            (bits,) = _whole({declared.name: gradient}).values()
+            where = f"d{declared.name} {wrap} {type(module).__name__}"
+            assert_same_bits(bits, expected[f"d{declared.name}"], where)
 
 
 def _wrap(module: torch.nn.Module, wrap: str, device: str) -> torch.nn.Module:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two processes with one process group, which run a function together on request."""
+"""Processes with one process group, which run a function together on request."""
 
 import multiprocessing
 import os
@@ -29,8 +29,9 @@ class RankFailure(AssertionError):
 class Ranks:
     """The processes; started at the first task, and again after one that hung."""
 
-    def __init__(self, device: str) -> None:
+    def __init__(self, device: str, count: int = RANKS) -> None:
         self.device = device
+        self.count = count
         self._folder = ""
         self._processes: list[Any] = []
         self._pipes: list[Any] = []
@@ -95,10 +96,12 @@ class Ranks:
     def _start(self) -> None:
         context = multiprocessing.get_context("spawn")
         self._folder = tempfile.mkdtemp(prefix="rlk-ranks-")
-        for rank in range(RANKS):
+        for rank in range(self.count):
             ours, theirs = context.Pipe()
             process = context.Process(
-                target=_serve, args=(rank, self.device, self._folder, theirs), daemon=True
+                target=_serve,
+                args=(rank, self.count, self.device, self._folder, theirs),
+                daemon=True,
             )
             process.start()
             theirs.close()
@@ -113,7 +116,7 @@ def _answer(pipe: Any) -> str | None:
         return "the process ended"
 
 
-def _serve(rank: int, device: str, folder: str, pipe: Any) -> None:
+def _serve(rank: int, count: int, device: str, folder: str, pipe: Any) -> None:
     import torch
     import torch.distributed as dist
 
@@ -127,7 +130,7 @@ def _serve(rank: int, device: str, folder: str, pipe: Any) -> None:
         "nccl" if device == "cuda" else "gloo",
         init_method=(Path(folder) / "store").as_uri(),
         rank=rank,
-        world_size=RANKS,
+        world_size=count,
         timeout=timedelta(seconds=TIMEOUT),
     )
     while True:

@@ -125,6 +125,8 @@ class OperatorModule(torch.nn.Module):
         super().__init__()
         self.name = made.operator.name
         self.scalars = made.batch.scalars
+        # As modules of ours say it, by their class.
+        self.exact_sums = {t.name: f"{t.name}_sum" for t in made.operator.exact_parameters}
         for declared in made.operator.parameters:
             value = made.batch.inputs[declared.name].detach().clone()
             self.register_parameter(declared.name, torch.nn.Parameter(value))
@@ -137,7 +139,8 @@ class OperatorModule(torch.nn.Module):
             getattr(self, t.name) if t.is_parameter else next(given)
             for t in published.operator.inputs
         ]
-        return published(tensors, self.scalars)
+        carriers = [getattr(self, name, None) for name in self.exact_sums.values()]
+        return published(tensors, self.scalars, None, carriers)
 
 
 def module_results(

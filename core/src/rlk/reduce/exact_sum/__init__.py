@@ -9,11 +9,11 @@ import torch
 
 from rlk import backends
 from rlk.dispatch import AUTO, choose
-from rlk.errors import ArgumentError, GradientError
+from rlk.errors import ArgumentError, BackendError, GradientError
 from rlk.launch import start_golden
 from rlk.operator import Backend
 from rlk.reduce.exact_sum import golden
-from rlk.reduce.exact_sum.golden import FORMATS, STATE_ROWS
+from rlk.reduce.exact_sum.golden import DIVISORS, FORMATS, STATE_ROWS
 
 __all__ = ["STATE_ROWS", "add_rows", "merge", "new", "round"]
 
@@ -99,10 +99,12 @@ def merge(a: torch.Tensor, b: torch.Tensor, *, backend: str | None = None) -> to
     return _step("merge", a.device, backend)(a, b)
 
 
-def round(state: torch.Tensor, dtype: torch.dtype, *, backend: str | None = None) -> torch.Tensor:
-    """The sums, rounded once.
+def round(
+    state: torch.Tensor, dtype: torch.dtype, *, divide_by: int = 1, backend: str | None = None
+) -> torch.Tensor:
+    """The sums, or exact quotients of them, rounded once.
 
-        y[c] = RN(sum[c]), to nearest even in dtype, subnormals kept, overflow to Inf
+        y[c] = RN(sum[c] / divide_by), to nearest even in dtype, subnormals kept, overflow to Inf
 
     A non-zero sum that rounds to zero keeps its sign; an exactly zero or empty sum is +0. NaN, or
     Inf of both signs, gives NaN; Inf of one sign gives that Inf.
@@ -110,18 +112,42 @@ def round(state: torch.Tensor, dtype: torch.dtype, *, backend: str | None = None
     Args:
         state: [13, C], int64, normalised or not.
         dtype: torch.float32, torch.bfloat16 or torch.float16.
-        backend: "golden" or "triton"; None chooses by device.
+        divide_by: a whole number, at least 1 and less than 2^47, as of all tokens of a step.
+        backend: "golden" or "triton"; None chooses by device. Only golden divides, on any device.
     Returns:
         y: [C] of dtype.
     Order: none.
     Raises:
-        ArgumentError: shape or dtype does not fit; the message names the argument.
-        BackendError: the backend asked for cannot run here.
+        ArgumentError: shape, dtype or divisor does not fit; the message names the argument.
+        BackendError: the backend asked for cannot run here, or cannot divide.
     """
     _check_state("state", state)
     if not isinstance(dtype, torch.dtype) or dtype not in FORMATS:
         raise _error("dtype", "float32, bfloat16 or float16", str(dtype))
-    return _step("round", state.device, backend)(state, dtype)
+    check_divisor("exact_sum", divide_by)
+    if divide_by == 1:
+        return _step("round", state.device, backend)(state, dtype)
+    if backend not in (None, AUTO, "golden"):
+        raise BackendError(
+            f'exact_sum: backend must be "golden" or None for a quotient, got {backend!r}'
+        )
+    return _step("round", state.device, "golden")(state, dtype, divide_by)
+
+
+def check_divisor(name: str, divide_by: int) -> None:
+    """Refuse what `round` does not divide by; `name` begins the message.
+
+    Args:
+        name: of the function that was called.
+        divide_by: as of `round`.
+    Raises:
+        ArgumentError: divide_by is no int from 1 to 2^47 - 1.
+    """
+    whole = isinstance(divide_by, int) and not isinstance(divide_by, bool)
+    if not whole or not 1 <= divide_by < DIVISORS:
+        raise ArgumentError(
+            f"{name}: divide_by must be an int, at least 1 and less than 2^47, got {divide_by!r}"
+        )
 
 
 def _load_cuda() -> ModuleType:

@@ -11,6 +11,8 @@ LIMB_BITS = 32
 DIGIT = (1 << LIMB_BITS) - 1
 NAN_COUNT, POSITIVE_INFINITIES, NEGATIVE_INFINITIES = LIMBS, LIMBS + 1, LIMBS + 2
 STATE_ROWS = LIMBS + 3
+# What a sum may be divided by: less than this.
+DIVISORS = 1 << 47
 
 # 2^19: elements per slice, so that each int64 temporary takes 4 MiB.
 _SLICE = 1 << 19
@@ -69,14 +71,15 @@ def normalise(state: torch.Tensor) -> torch.Tensor:
     return state
 
 
-def round(state: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The sum rounded once, to nearest even, from the limbs to `dtype`."""
+def round(state: torch.Tensor, dtype: torch.dtype, divide_by: int = 1) -> torch.Tensor:
+    """The sum, or an exact quotient of it, rounded once, to nearest even, to `dtype`."""
     form = FORMATS[dtype]
     limbs = normalise(state)[:LIMBS]
     negative = limbs[-1] < 0
     limbs = torch.where(negative, -limbs, limbs)  # [10, C]
     _carry(limbs)
-    bits = torch.where(limbs[-1] != 0, form.infinity, _round_limbs(limbs[:-1], form))
+    limbs, fraction = _quotient(limbs, divide_by)
+    bits = torch.where(limbs[-1] != 0, form.infinity, _round_limbs(limbs[:-1], fraction, form))
     nan, positive, negative_infinity = (count > 0 for count in state[LIMBS:])
     bits = torch.where(positive | negative_infinity, form.infinity, bits)
     negative = torch.where(positive | negative_infinity, negative_infinity, negative)
@@ -122,7 +125,28 @@ def _carry(limbs: torch.Tensor) -> None:
         limbs[k] &= DIGIT
 
 
-def _round_limbs(limbs: torch.Tensor, form: Format) -> torch.Tensor:
+def _quotient(limbs: torch.Tensor, divide_by: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Non-negative normalised limbs divided, and the limb [1, C] below them.
+
+    The lowest bit of that limb is also set if anything remains below it: rounding only asks
+    whether that is so.
+    """
+    if divide_by == 1:
+        return limbs, torch.zeros_like(limbs[:1])
+    digits, rest = [limbs[-1] // divide_by], limbs[-1] % divide_by
+    for limb in (*limbs[:-1].flip(0), torch.zeros_like(rest)):
+        digit = torch.zeros_like(rest)
+        # Half a limb at a time: a rest below 2^47 and 16 bits fit into an int64.
+        for half in (limb >> 16, limb & 0xFFFF):
+            rest = rest << 16 | half
+            digit = digit << 16 | rest // divide_by
+            rest = rest % divide_by
+        digits.append(digit)
+    fraction = digits.pop() | (rest != 0).long()
+    return torch.stack(digits[::-1]), fraction[None]
+
+
+def _round_limbs(limbs: torch.Tensor, fraction: torch.Tensor, form: Format) -> torch.Tensor:
     """The pattern of a non-negative sum of normalised limbs; overflow gives infinity."""
     index = torch.arange(len(limbs), device=limbs.device)[:, None]
     top = torch.where(limbs != 0, index, 0).amax(0, keepdim=True)  # [1, C]
@@ -130,8 +154,8 @@ def _round_limbs(limbs: torch.Tensor, form: Format) -> torch.Tensor:
     length = torch.frexp(limbs.gather(0, top).double()).exponent
     lowest = (LIMB_BITS * top + length - form.precision).clamp(min=form.lowest_bit)
 
-    # A zero limb on either side: the bit below `lowest`, and two limbs, always exist.
-    padded = torch.nn.functional.pad(limbs, (0, 0, 1, 1))
+    # A limb on either side: the bit below `lowest`, and two limbs, always exist.
+    padded = torch.cat([fraction, limbs, torch.zeros_like(fraction)])
     half = lowest + LIMB_BITS - 1
     limb, offset = half >> 5, half & 31
     pair = padded.gather(0, limb) | padded.gather(0, limb + 1) << LIMB_BITS

@@ -16,6 +16,9 @@ from .sites import Replacement
 class FusedRMSNormGated(theirs.FusedRMSNormGated):
     """The gated norm without FLA's options that add a residual before it."""
 
+    exact_sums = rlk_qwen3next.Qwen3NextRMSNormGated.exact_sums
+    weight_sum = None
+
     @property
     def variance_epsilon(self) -> float:
         """eps, by the name that our forward reads."""

@@ -14,6 +14,8 @@ from .sites import Replacement
 class Qwen3NextRMSNorm(theirs.Qwen3NextRMSNorm):
     """The zero-centred norm."""
 
+    exact_sums = rlk_qwen3next.Qwen3NextRMSNorm.exact_sums
+    weight_sum = None
     forward = rlk_qwen3next.Qwen3NextRMSNorm.forward
 
 
@@ -22,6 +24,8 @@ class Qwen3NextRMSNormGated(theirs.Qwen3NextRMSNormGated):
 
     # Older modules compute silu without saying so; newer ones have an attribute of their own.
     activation = "silu"
+    exact_sums = rlk_qwen3next.Qwen3NextRMSNormGated.exact_sums
+    weight_sum = None
     forward = rlk_qwen3next.Qwen3NextRMSNormGated.forward
 
 

@@ -18,6 +18,7 @@ def qwen3_next_rms_norm(
     eps: float = 1e-6,
     *,
     rounding: str = "ieee",
+    weight_sum: torch.Tensor | None = None,
     backend: str | None = None,
 ) -> torch.Tensor:
     """Each row of `x` divided by its root mean square, times one plus a weight.
@@ -32,6 +33,8 @@ def qwen3_next_rms_norm(
         weight: [N], in the dtype of x or FP32; a zero weight gives the bare normalised rows.
         eps: added to the mean square; unitless, finite, >= 0.
         rounding: "ieee": rstd by IEEE square root and division.
+        weight_sum: where the gradient of weight goes unrounded: a carrier of `rlk.exact_grad`, FP64
+            [13, N]. The exact state is added to its `.grad`, and that of weight is zeros.
         backend: "golden", "triton" or another declared name; None follows `rlk.use_backend`.
     Returns:
         y: as x, contiguous. FP32 arithmetic, one rounding to the dtype of x at the end.
@@ -43,7 +46,7 @@ def qwen3_next_rms_norm(
         BackendError: the requested backend, or every backend, cannot run here.
     Source: transformers `Qwen3NextRMSNorm`.
     """
-    return _published((x, weight), {"eps": eps, "rounding": rounding}, backend)[0]
+    return _published((x, weight), {"eps": eps, "rounding": rounding}, backend, (weight_sum,))[0]
 
 
 # Last, as the module calls the function above.

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The zero-centred normalisation as a module."""
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
@@ -24,6 +25,8 @@ class Qwen3NextRMSNorm(nn.Module):
     """
 
     operator: ClassVar[Operator] = OPERATOR
+    exact_sums: ClassVar[Mapping[str, str]] = {"weight": "weight_sum"}
+    weight_sum: torch.Tensor | None = None
 
     def __init__(self, dim: int, eps: float = 1e-6) -> None:
         check_scalars(OPERATOR, {**{s.name: s.default for s in OPERATOR.scalars}, "eps": eps})
@@ -33,7 +36,7 @@ class Qwen3NextRMSNorm(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """The normalised rows of x [..., N]."""
-        return qwen3_next_rms_norm(x, self.weight, self.eps)
+        return qwen3_next_rms_norm(x, self.weight, self.eps, weight_sum=self.weight_sum)
 
     def extra_repr(self) -> str:
         """Shape and eps, as transformers prints them."""

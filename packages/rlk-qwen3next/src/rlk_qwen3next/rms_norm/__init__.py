@@ -21,6 +21,7 @@ def rms_norm(
     *,
     residual: None = None,
     rounding: str = "ieee",
+    weight_sum: torch.Tensor | None = None,
     backend: str | None = None,
 ) -> torch.Tensor:
     """Each row of `x` divided by its root mean square, times a weight.
@@ -35,6 +36,8 @@ def rms_norm(
             of -0.0 keeps its sign.
         residual: reserved; must be None.
         rounding: "ieee": rstd by IEEE square root and division.
+        weight_sum: where the gradient of weight goes unrounded: a carrier of `rlk.exact_grad`, FP64
+            [13, N]. The exact state is added to its `.grad`, and that of weight is zeros.
         backend: "golden", "triton" or another declared name; None follows `rlk.use_backend`.
     Returns:
         y: as x, contiguous. FP32 arithmetic, one rounding to the dtype of x at the end.
@@ -52,7 +55,7 @@ def rms_norm(
             "rms_norm: residual must be None, got a value; add the residual before the call"
         )
     scalars = {"eps": eps, "weight_offset": weight_offset, "rounding": rounding}
-    return _published((x, weight), scalars, backend)[0]
+    return _published((x, weight), scalars, backend, (weight_sum,))[0]
 
 
 # Last, as the module calls the function above.

@@ -20,6 +20,7 @@ def rms_norm_gated(
     activation: str = "silu",
     weight_offset: float = 0.0,
     *,
+    weight_sum: torch.Tensor | None = None,
     backend: str | None = None,
 ) -> torch.Tensor:
     """Each row of `x` divided by its root mean square, times a weight and an activated gate.
@@ -34,6 +35,8 @@ def rms_norm_gated(
         activation: "silu", its alias "swish", or "sigmoid".
         weight_offset: added to the weight in FP32, only when it is not 0, so that a weight
             of -0.0 keeps its sign.
+        weight_sum: where the gradient of weight goes unrounded: a carrier of `rlk.exact_grad`, FP64
+            [13, N]. The exact state is added to its `.grad`, and that of weight is zeros.
         backend: "golden", "triton" or another declared name; None follows `rlk.use_backend`.
     Returns:
         y: as x, contiguous. FP32 arithmetic, one rounding to the dtype of x at the end.
@@ -47,7 +50,7 @@ def rms_norm_gated(
         weight; here FP32 is kept to the end, as flash-linear-attention and vLLM do.
     """
     scalars = {"eps": eps, "activation": activation, "weight_offset": weight_offset}
-    return _published((x, gate, weight), scalars, backend)[0]
+    return _published((x, gate, weight), scalars, backend, (weight_sum,))[0]
 
 
 # Last, as the module calls the function above.

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The gated normalisation as a module."""
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
@@ -27,6 +28,8 @@ class Qwen3NextRMSNormGated(nn.Module):
     """
 
     operator: ClassVar[Operator] = OPERATOR
+    exact_sums: ClassVar[Mapping[str, str]] = {"weight": "weight_sum"}
+    weight_sum: torch.Tensor | None = None
 
     def __init__(
         self,
@@ -46,7 +49,12 @@ class Qwen3NextRMSNormGated(nn.Module):
     def forward(self, hidden_states: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
         """The normalised, gated rows of hidden_states [..., N] and gate [..., N]."""
         return rms_norm_gated(
-            hidden_states, gate, self.weight, self.variance_epsilon, self.activation
+            hidden_states,
+            gate,
+            self.weight,
+            self.variance_epsilon,
+            self.activation,
+            weight_sum=self.weight_sum,
         )
 
     def extra_repr(self) -> str:

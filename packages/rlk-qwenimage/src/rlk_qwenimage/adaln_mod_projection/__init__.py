@@ -51,6 +51,7 @@ def adaln_mod_projection(
     bias: torch.Tensor,
     stream: str,
     *,
+    bias_sum: torch.Tensor | None = None,
     backend: str | None = None,
 ) -> BlockModulation | FinalModulation:
     """The modulation of a sample: a linear map of its activated timestep embedding.
@@ -63,6 +64,8 @@ def adaln_mod_projection(
         bias: [N], in the dtype of temb or FP32.
         stream: "img" or "txt": mod holds shift, scale and gate of norm1, then of norm2, and N is
             divisible by 6. "final": scale, then shift; N is divisible by 2.
+        bias_sum: where the gradient of bias goes unrounded: a carrier of `rlk.exact_grad`, FP64
+            [13, N]. The exact state is added to its `.grad`, and that of bias is zeros.
         backend: "golden", "triton" or another declared name; None follows `rlk.use_backend`.
     Returns:
         BlockModulation for "img" and "txt", FinalModulation for "final": views of one tensor
@@ -81,7 +84,7 @@ def adaln_mod_projection(
     Source: diffusers `QwenImageTransformerBlock` (img_mod, txt_mod) and `AdaLayerNormContinuous`.
     """
     parts = _parts(weight, stream)
-    (mod,) = _published((temb, weight, bias), {}, backend)
+    (mod,) = _published((temb, weight, bias), {}, backend, (bias_sum,))
     cut = mod.unflatten(-1, (parts, mod.shape[-1] // parts)).unbind(-2)
     if stream == "final":
         return FinalModulation(*cut)

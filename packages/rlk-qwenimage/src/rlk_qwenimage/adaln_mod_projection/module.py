@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The projection as a layer."""
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 import torch
 from torch import nn
 
@@ -23,6 +26,10 @@ class ModulationLinear(nn.Linear):
         ArgumentError: bias is False.
     """
 
+    exact_sums: ClassVar[Mapping[str, str]] = {"bias": "bias_sum"}
+    chain_sums: ClassVar[tuple[str, ...]] = ("weight",)
+    bias_sum: torch.Tensor | None = None
+
     def __init__(
         self,
         in_features: int,
@@ -38,5 +45,5 @@ class ModulationLinear(nn.Linear):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """mod [..., N], of temb [..., K] without activation."""
         temb, weight, bias = as_autocast(input, self.weight, self.bias)
-        (mod,) = _published((temb, weight, bias), {}, None)
+        (mod,) = _published((temb, weight, bias), {}, None, (self.bias_sum,))
         return mod

@@ -19,6 +19,7 @@ def final_adaln_out(
     bias: torch.Tensor,
     eps: float = 1e-6,
     *,
+    bias_sum: torch.Tensor | None = None,
     backend: str | None = None,
 ) -> torch.Tensor:
     """Each token of `x` normalised, then scaled and shifted by a linear map of `temb`.
@@ -35,6 +36,8 @@ def final_adaln_out(
         weight: [2 H, K], in the dtype of x; the rows of scale come first.
         bias: [2 H], in the dtype of x or FP32.
         eps: added to the variance; unitless, finite, >= 0.
+        bias_sum: where the gradient of bias goes unrounded: a carrier of `rlk.exact_grad`, FP64
+            [13, 2 H]. The exact state is added to its `.grad`, and that of bias is zeros.
         backend: "golden", "triton" or another declared name; None follows `rlk.use_backend`.
     Returns:
         out: as x, contiguous. FP32 arithmetic with three roundings to the dtype of x: of act, of
@@ -51,7 +54,7 @@ def final_adaln_out(
     Source: diffusers `AdaLayerNormContinuous` without affine parameters, as `norm_out` of
         `QwenImageTransformer2DModel`.
     """
-    return _published((x, temb, weight, bias), {"eps": eps}, backend)[0]
+    return _published((x, temb, weight, bias), {"eps": eps}, backend, (bias_sum,))[0]
 
 
 # Last, as the module calls the function above.

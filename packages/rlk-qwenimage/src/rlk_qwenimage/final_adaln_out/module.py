@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The output norm as a module."""
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
@@ -30,6 +31,9 @@ class AdaLayerNormContinuous(nn.Module):
     """
 
     operator: ClassVar[Operator] = OPERATOR
+    exact_sums: ClassVar[Mapping[str, str]] = {"linear.bias": "bias_sum"}
+    chain_sums: ClassVar[tuple[str, ...]] = ("linear.weight",)
+    bias_sum: torch.Tensor | None = None
 
     def __init__(
         self,
@@ -62,7 +66,7 @@ class AdaLayerNormContinuous(nn.Module):
             )
         temb = conditioning_embedding.to(x.dtype)
         x, temb, weight, bias = as_autocast(x, temb, self.linear.weight, self.linear.bias)
-        return final_adaln_out(x, temb, weight, bias, self.norm.eps)
+        return final_adaln_out(x, temb, weight, bias, self.norm.eps, bias_sum=self.bias_sum)
 
 
 # What diffusers offers beside it has a weight or no mean, which the operator does not know.

@@ -21,6 +21,9 @@ from .parts import kind
 class Linear(nn.Linear):
     """The projection of a modulation, which reads temb as it was before its SiLU."""
 
+    exact_sums = rlk_qwenimage.ModulationLinear.exact_sums
+    chain_sums = rlk_qwenimage.ModulationLinear.chain_sums
+    bias_sum = None
     forward = rlk_qwenimage.ModulationLinear.forward
 
 
@@ -70,6 +73,9 @@ class QwenImageTransformerBlock(theirs.QwenImageTransformerBlock):
 class AdaLayerNormContinuous(TheirAdaLayerNormContinuous):
     """The output norm."""
 
+    exact_sums = rlk_qwenimage.AdaLayerNormContinuous.exact_sums
+    chain_sums = rlk_qwenimage.AdaLayerNormContinuous.chain_sums
+    bias_sum = None
     forward = rlk_qwenimage.AdaLayerNormContinuous.forward
 
 

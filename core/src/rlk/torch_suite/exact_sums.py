@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parameter gradients kept as exact states over calls, and rounded once."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from rlk.compare import assert_same_bits, same_bits
+from rlk.exact_grad import ExactGradAccumulator, new_carrier, state_of
+from rlk.gates.inputs import VALUES
+from rlk.operator import Operator
+from rlk.publish import PUBLISHED
+from rlk.reduce import exact_sum
+from rlk.torch_suite.gradients import concerns
+from rlk.torch_suite.sample import OperatorModule, Sample, module_results, sample
+
+# Uneven pieces of the first leading axis.
+ROWS, PIECES = 6, ((0, 1), (1, 4), (4, 6))
+
+WAYS: dict[str, Callable[[Any], Any]] = {
+    "eager": lambda call: call,
+    "aot_eager": lambda call: torch.compile(call, fullgraph=True, backend="aot_eager"),
+    "inductor": lambda call: torch.compile(call, fullgraph=True, backend="inductor"),
+    "checkpoint": lambda call: lambda *t: checkpoint(call, *t, use_reentrant=False),
+    "reentrant": lambda call: lambda *t: checkpoint(call, *t, use_reentrant=True),
+}
+
+
+def has_exact_parameters(operator: Operator) -> bool:
+    """Whether there is anything to carry."""
+    return bool(operator.exact_parameters)
+
+
+class ExactSumSuite:
+    """One operator, called with carriers and inside accumulators."""
+
+    operator: Operator
+
+    @concerns(has_exact_parameters)
+    @pytest.mark.parametrize(
+        ("way", "dtype"), [("eager", "bfloat16"), *((way, "float32") for way in WAYS)]
+    )
+    def test_carried_calls_on_pieces_round_to_the_gradient_of_the_whole(
+        self, device: str, way: str, dtype: str
+    ) -> None:
+        """Eager, compiled and recomputed; parameters get zeros, rows what they always get."""
+        torch._dynamo.reset()
+        made = self._sample(device, dtype)
+        names = [t.name for t in self.operator.exact_parameters]
+        call = WAYS[way](self._carried_call)
+        leaves: dict[str, Any] = made.leaves()
+        carriers = [new_carrier(leaves[name]) for name in names]
+        pieces: list[dict[str, Any]] = []
+        for place in PIECES:
+            piece = made.rows(*place)
+            # Rows are leaves of each piece, parameters of all.
+            given = piece.leaves() | {t.name: leaves[t.name] for t in self.operator.parameters}
+            outputs = call(*given.values(), *carriers)
+            torch.autograd.backward(outputs, list(piece.batch.upstream.values()))
+            pieces.append(given)
+        expected = made.results()
+        for name, carrier in zip(names, carriers, strict=True):
+            found = exact_sum.round(state_of(carrier), leaves[name].dtype)
+            assert_same_bits(found.view_as(leaves[name]), expected[f"d{name}"], f"d{name} {way}")
+            assert_same_bits(leaves[name].grad, torch.zeros_like(leaves[name]), f"{name}.grad")
+        for declared in self.operator.inputs:
+            if declared.gradient == "row":
+                gradient = torch.cat([piece[declared.name].grad for piece in pieces])
+                assert_same_bits(gradient, expected[f"d{declared.name}"], f"d{declared.name}")
+
+    @concerns(has_exact_parameters)
+    def test_carrier_gradient_of_a_call_has_digits_that_add_in_float64(self, device: str) -> None:
+        """Whole numbers in [0, 2^32), on every backend that runs here."""
+        made = self._sample(device, "float32")
+        leaves = made.leaves()
+        carriers = [new_carrier(leaves[t.name]) for t in self.operator.exact_parameters]
+        outputs = self._carried_call(*leaves.values(), *carriers)
+        torch.autograd.backward(outputs, list(made.batch.upstream.values()))
+        for carrier in carriers:
+            assert carrier.grad is not None
+            digits = carrier.grad[:9]
+            assert ((digits >= 0) & (digits < 2**32) & (digits == digits.floor())).all()
+            assert (digits != 0).any()
+
+    @concerns(has_exact_parameters)
+    def test_registration_carried_opcheck_passes(self, device: str) -> None:
+        """Schema, fake kernel and autograd of the operator that takes carriers."""
+        made = self._sample(device, "float32")
+        leaves = made.leaves()
+        op = getattr(torch.ops.rlk, f"{self.operator.name}_carried").default
+        scalars = list(made.batch.scalars.values())
+        carriers = [new_carrier(leaves[t.name]) for t in self.operator.exact_parameters]
+        for given in (carriers, [None] * len(carriers)):
+            torch.library.opcheck(op, (*leaves.values(), *given, *scalars, "auto"))
+
+    @concerns(has_exact_parameters)
+    @pytest.mark.parametrize("wrap", ["ddp", "fsdp2"])
+    def test_accumulator_on_two_ranks_has_the_bits_of_one_call(self, ranks: Any, wrap: str) -> None:
+        """Uneven micro-batches on each rank, in a module of ours and a bare one."""
+        self._run(ranks, "accumulate_exactly", wrap, tuple(getattr(self, "modules", ())))  # type: ignore[attr-defined]
+
+    @concerns(has_exact_parameters)
+    @pytest.mark.gpu
+    @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+    def test_cuda_graph_in_accumulators_replays_into_their_sums(self) -> None:
+        """One graph of forward and backward, replayed in two blocks, each over two batches."""
+        made = [sample(self.operator, "cuda", seed=seed) for seed in range(4)]
+        module, static = OperatorModule(made[0]), made[0].map(torch.clone)
+        rows = [static.batch.inputs[n] for n in _row_names(self.operator)]
+        upstream = list(static.batch.upstream.values())
+        accumulator = ExactGradAccumulator(module)
+        graph = torch.cuda.CUDAGraph()
+        with accumulator:
+            # Warm, for plans, builds and .grad; off the default stream, as autograd runs a
+            # gradient's addition on the stream that first asked for it.
+            side = torch.cuda.Stream()
+            with torch.cuda.stream(side):
+                torch.autograd.backward(module(*rows), upstream)
+            torch.cuda.synchronize()
+            with torch.cuda.graph(graph):
+                torch.autograd.backward(module(*rows), upstream)
+        for pair in (made[:2], made[2:]):
+            module.zero_grad(set_to_none=False)
+            with accumulator:
+                for batch in pair:
+                    given = [batch.batch.inputs[n] for n in _row_names(self.operator)]
+                    new = (*given, *batch.batch.upstream.values())
+                    for old, value in zip((*rows, *upstream), new, strict=True):
+                        old.copy_(value)
+                    graph.replay()
+            eager = OperatorModule(made[0])
+            with ExactGradAccumulator(eager):
+                for batch in pair:
+                    module_results(eager, batch)
+            for declared in self.operator.exact_parameters:
+                found, expected = (getattr(m, declared.name).grad for m in (module, eager))
+                assert_same_bits(found, expected, f"d{declared.name} of a replay")
+                assert (expected != 0).any()
+
+    def _sample(self, device: str, dtype: str) -> Sample:
+        made = sample(
+            self.operator, device, leading=(ROWS, 3), dtype=dtype, values=VALUES["cancelling"]
+        )
+        pieces = [made.rows(*piece).results() for piece in PIECES]
+        for declared in self.operator.exact_parameters:
+            name = f"d{declared.name}"
+            rounded = sum(piece[name] for piece in pieces)
+            assert isinstance(rounded, torch.Tensor)
+            # Otherwise a state that was rounded on the way would pass.
+            assert not same_bits(rounded, made.results()[name])
+        return made
+
+    def _carried_call(self, *tensors: Any) -> tuple[torch.Tensor, ...]:
+        published, count = PUBLISHED[self.operator.name], len(self.operator.inputs)
+        scalars = {s.name: s.default for s in self.operator.scalars}
+        return published(tensors[:count], scalars, None, tensors[count:])
+
+
+def _row_names(operator: Operator) -> list[str]:
+    return [t.name for t in operator.inputs if not t.is_parameter]

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The example that trains in four layouts: norms agree, PyTorch's sums do not, faults are found."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import rlk
+import rlk_qwen3next
+
+EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
+FEW = ["--steps", "2", "--tokens", "6"]
+# Each is run in front of the example, in the process whose copies the ranks are.
+FAULTS = {
+    "": "",
+    "a rank keeps its sum out": """
+def reduced(self, states):
+    states = states * 0 if train_invariant.dist.get_rank() == 1 else states
+    return original(self, states)
+
+block = train_invariant.ExactGradAccumulator
+original, block._reduced = block._reduced, reduced
+""",
+    "no exact sum": """
+import contextlib
+class Block(train_invariant.ExactGradAccumulator):
+    def __enter__(self): pass
+    def __exit__(self, *_): pass
+    def report(self): return type("Report", (), {"ordinary": Names()})
+class Names:
+    def __contains__(self, name): return True
+train_invariant.ExactGradAccumulator = Block
+""",
+}
+
+
+def run(fault, *arguments):
+    """(exit status, what a process of its own prints)"""
+    folders = [str(Path(module.__file__).parents[1]) for module in (rlk, rlk_qwen3next)]
+    path = os.pathsep.join([str(EXAMPLES), *folders, os.environ.get("PYTHONPATH", "")])
+    code = "import sys, train_invariant\n" + FAULTS[fault]
+    code += "sys.exit(train_invariant.main(sys.argv[1:]))"
+    finished = subprocess.run(
+        [sys.executable, "-c", code, *map(str, arguments)],
+        env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    return finished.returncode, finished.stdout + finished.stderr
+
+
+def test_example_exact_norms_agree_in_every_layout_and_rounded_ones_do_not(tmp_path):
+    status, output = run("", *FEW, "--json", tmp_path / "found.json")
+    assert status == 0, output
+    found = json.loads((tmp_path / "found.json").read_text())
+    layouts = {"2 x 4", "4 x 2", "8 x 1"}
+    assert all(found[title].keys() == layouts for title in found if title != "elements")
+    assert set(sum(found["norms trained, exact"].values(), [])) == {0}
+    assert {counts[0] for counts in found["all trained, exact"].values()} == {0}
+    for trained in ("norms", "all"):
+        assert all(counts[0] > 0 for counts in found[f"{trained} trained, PyTorch"].values())
+    assert output.rstrip().endswith("exact gradients: every bit the same")
+
+
+@pytest.mark.parametrize("fault", [name for name in FAULTS if name])
+def test_example_with_a_planted_fault_fails(fault):
+    status, output = run(fault, "--steps", "1", "--tokens", "4")
+    assert status == 1, output
+    assert output.rstrip().endswith("exact gradients: differences")
