@@ -18,11 +18,13 @@ from rlk.execution import Execution
 from rlk.gates import golden_hashes
 from rlk.gates.candidate import Candidate, Run
 from rlk.gates.inputs import (
+    SHORT_ELEMENTS,
     VALUES,
     Fixture,
     edge_sizes,
     fixture,
     label,
+    row_elements,
     scalar_variants,
     smallest_sizes,
 )
@@ -133,7 +135,10 @@ def agreement_inputs(
     lengths = FULL_LENGTHS if tier == "full" else SHORT_LENGTHS
     counts = FULL_ROWS if tier == "full" else SHORT_ROWS
     real = smallest_sizes(operator)
-    for sizes in [real, *edge_sizes(operator, lengths)]:
+    edges = edge_sizes(operator, lengths)
+    if tier == "short":
+        edges = [sizes for sizes in edges if row_elements(operator, sizes) <= SHORT_ELEMENTS]
+    for sizes in [real, *edges]:
         for rows in counts:
             for kind, values in VALUES.items():
                 batch = fixture(operator, dtype, rows=rows, sizes=sizes, seed=seed, values=values)

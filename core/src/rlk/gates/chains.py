@@ -3,6 +3,7 @@
 
 import torch
 
+from rlk.gates.candidate import Run
 from rlk.gates.inputs import SAMPLE_LENGTHS, Fixture, fixture, judged_sizes
 from rlk.gates.record import Record
 from rlk.gates.verdict import Verdict
@@ -21,12 +22,13 @@ def chain_records(verdict: Verdict) -> list[Record]:
     for prefix, sizes in judged_sizes(case.operator, case.tier).items():
         rows = sum(SAMPLE_LENGTHS)
         batch = fixture(case.operator, case.dtype, rows=rows, sizes=sizes, seed=case.seed)
+        base = verdict.candidate.run_fixture(batch)
         for count in APPENDED:
-            records += _appended(verdict, batch, count, prefix)
+            records += _appended(verdict, batch, base, count, prefix)
     return records
 
 
-def _appended(verdict: Verdict, batch: Fixture, count: int, prefix: str) -> list[Record]:
+def _appended(verdict: Verdict, batch: Fixture, base: Run, count: int, prefix: str) -> list[Record]:
     operator = verdict.case.operator
     with_rows = {t.name for t in operator.inputs if t.has_rows}
     longer = Fixture(
@@ -34,7 +36,7 @@ def _appended(verdict: Verdict, batch: Fixture, count: int, prefix: str) -> list
         {n: _longer(t, count, 0.0) for n, t in batch.upstream.items()},
         batch.scalars,
     )
-    base, run = (verdict.candidate.run_fixture(made) for made in (batch, longer))
+    run = verdict.candidate.run_fixture(longer)
     return [
         verdict.bits(
             name,

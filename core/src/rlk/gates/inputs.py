@@ -3,6 +3,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import torch
@@ -14,6 +15,10 @@ SAMPLE_LENGTHS = (11, 16, 13, 19)
 # Upstream gradients are this much larger than the outputs' scale, so that the root mean square
 # of every gradient stands well above the absolute tolerance of its judgment.
 UPSTREAM_SCALE = 4.0
+# 2^12 elements a row: what the interpreter of Triton computes soon, and the rows of models too.
+SHORT_ELEMENTS = 1 << 12
+# 2^14 elements a row: what the oracle judges soon, where many sizes are declared for gates.
+JUDGED_ELEMENTS = 1 << 14
 
 Values = Callable[[torch.Generator, tuple[int, ...], torch.dtype], torch.Tensor]
 
@@ -51,7 +56,7 @@ def scalar_variants(operator: Operator) -> dict[str, dict[str, Any]]:
 def smallest_sizes(operator: Operator) -> dict[str, int]:
     """Symbol values of the operator's smallest real workload, without the row count.
 
-    Or those declared for gates, where golden takes too long at real ones.
+    Or those declared for gates, where golden or the interpreter takes too long at real ones.
     """
     return dict(operator.gate_sizes) or without_rows(smallest_workload(operator).sizes)
 
@@ -81,11 +86,16 @@ def real_sizes(operator: Operator) -> list[dict[str, int]]:
     return found
 
 
+def row_elements(operator: Operator, sizes: Mapping[str, int]) -> int:
+    """Elements of a row of the first input."""
+    return prod(row_shape(operator.inputs[0], {**sizes, "T": 1}))
+
+
 def edge_sizes(operator: Operator, lengths: Iterable[int]) -> list[dict[str, int]]:
     """Sizes off those of models: these lengths of a row, or what is declared where rows have axes.
 
     Rows of several axes have no length that would do for all; every real size belongs to theirs,
-    unless golden takes too long there.
+    unless sizes are declared for gates.
     """
     symbols = {s for t in operator.inputs for s in t.shape} - {"..."}
     if len(symbols) == 1:
@@ -102,12 +112,16 @@ def _odd_sizes(operator: Operator, known: list[dict[str, int]]) -> list[dict[str
 def judged_sizes(operator: Operator, tier: str) -> dict[str, dict[str, int]]:
     """Sizes to judge, by a prefix for their records: the smallest, and in full every real one.
 
-    Or, where golden takes too long there, every odd one.
+    Or, where sizes are declared for gates, every odd one that is no larger than the oracle allows.
     """
     smallest = smallest_sizes(operator)
     found = {"": smallest}
     if tier == "full":
-        odd = _odd_sizes(operator, [smallest])
+        odd = [
+            sizes
+            for sizes in _odd_sizes(operator, [smallest])
+            if row_elements(operator, sizes) <= JUDGED_ELEMENTS
+        ]
         others = odd if operator.gate_sizes else real_sizes(operator)[1:]
         found |= {f"{label(sizes)}_": sizes for sizes in others}
     return found

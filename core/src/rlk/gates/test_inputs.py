@@ -4,7 +4,15 @@
 import pytest
 import torch
 
-from rlk.gates.inputs import VALUES, edge_sizes, fixture, scalar_variants
+from rlk.gates.agreement import agreement_inputs
+from rlk.gates.inputs import (
+    VALUES,
+    edge_sizes,
+    fixture,
+    judged_sizes,
+    row_elements,
+    scalar_variants,
+)
 from rlk.gates.invariance import _spread_rows
 from rlk.operator import FLOATS, Scalar, Tensor, Workload
 
@@ -65,6 +73,25 @@ def test_edge_sizes_of_rows_with_one_axis_are_lengths_and_of_several_those_decla
         odd_sizes=({"H": 1, "D": 3},),
     )
     assert edge_sizes(several, (1, 5)) == [{"H": 4, "D": 8}, {"H": 1, "D": 3}]
+
+
+def test_sizes_declared_for_gates_are_judged_up_to_what_each_tier_can_do(scale):
+    declared = ({"H": 1, "D": 3}, {"H": 5, "D": 1000}, {"H": 1, "D": 70000})
+    operator = scale.operator(
+        inputs=(Tensor("x", ("...", "H", "D"), FLOATS, gradient="row"),),
+        outputs=(Tensor("y", ("...", "H", "D"), ("=x",)),),
+        workloads=(Workload("a", {"T": 9, "H": 400, "D": 800}),),
+        gate_sizes={"H": 2, "D": 8},
+        odd_sizes=declared,
+    )
+    assert [row_elements(operator, sizes) for sizes in declared] == [3, 5000, 70000]
+    assert edge_sizes(operator, (1, 5)) == list(declared)
+    assert list(judged_sizes(operator, "full").values()) == [{"H": 2, "D": 8}, *declared[:2]]
+    for tier, edges in (("short", 1), ("full", 3)):
+        configs = {c.split("_rows")[0] for c, _ in agreement_inputs(operator, "float32", tier)}
+        assert configs & {"H=1_D=3", "H=5_D=1000", "H=1_D=70000"} == {
+            f"H={sizes['H']}_D={sizes['D']}" for sizes in declared[:edges]
+        }
 
 
 def test_fixture_values_leave_inputs_without_gradient_normal(scale):

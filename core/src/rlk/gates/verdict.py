@@ -52,7 +52,7 @@ class Verdict:
             faults += ("nothing was compared",)
         elif not nan_alone and not bool(expected.isfinite().any()):
             faults += ("nothing finite was compared",)
-        difference = _difference(actual, expected) if comparable else None
+        largest, mean = _errors(actual, expected, mismatch) if comparable else (None, None)
         return self.record(
             tensor,
             faults,
@@ -60,8 +60,8 @@ class Verdict:
             config_pair=pair,
             shape=list(actual.shape),
             dtype=dtype_name(actual.dtype),
-            max_abs_error=_finite(difference, torch.max),
-            mean_abs_error=_finite(difference, torch.mean),
+            max_abs_error=largest,
+            mean_abs_error=mean,
             ulp_histogram=mismatch.ulp_histogram if mismatch else {},
             first_mismatch=_first(mismatch),
         )
@@ -153,18 +153,21 @@ def not_run(case: Case, reason: str) -> Record:
     )
 
 
-def _difference(actual: torch.Tensor, expected: torch.Tensor) -> torch.Tensor | None:
-    if not actual.is_floating_point() or actual.numel() == 0:
-        return None
-    return (actual.detach().cpu().double() - expected.detach().cpu().double()).abs()
+def _errors(
+    actual: torch.Tensor, expected: torch.Tensor, mismatch: compare.Mismatch | None
+) -> tuple[float | None, float | None]:
+    """The largest and the mean error of the elements that have one.
 
-
-def _finite(difference: torch.Tensor | None, reduce: Any) -> float | None:
-    # Equal infinities and NaN differ by NaN: the bits say whether they agree.
-    if difference is None:
-        return None
+    Equal infinities and NaN differ by NaN: the bits say whether they agree.
+    """
+    if not actual.is_floating_point():
+        return None, None
+    if mismatch is None:
+        # Equal bits need no arithmetic, which takes the longest where all is well.
+        return (0.0, 0.0) if bool(expected.isfinite().any()) else (None, None)
+    difference = (actual.detach().cpu().double() - expected.detach().cpu().double()).abs()
     known = difference[difference.isfinite()]
-    return float(reduce(known)) if known.numel() else None
+    return (float(known.max()), float(known.mean())) if known.numel() else (None, None)
 
 
 def _first(mismatch: compare.Mismatch | None) -> Mismatch | None:

@@ -12,8 +12,11 @@ from rlk.reduce.exact_sum.golden import FORMATS
 # 128 rows share the atomics of a block; 32 columns of BF16 are two full memory sectors.
 ROWS = 128
 COLUMNS = 32
-# 128: columns per program where a program owns them.
+# 128: columns per program where a program owns them, one a thread; 1024 where even so there are
+# programs for every processor.
 OWNED_COLUMNS = 128
+MANY_COLUMNS = 1 << 14
+MANY_OWNED_COLUMNS = 1024
 
 
 @triton.jit
@@ -102,7 +105,8 @@ def round_into(out: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
     """`round` of a contiguous state, into contiguous memory of its dtype."""
     form = FORMATS[out.dtype]
     columns = state.shape[1]
-    grid = (triton.cdiv(columns, OWNED_COLUMNS),)
+    owned = OWNED_COLUMNS if columns < MANY_COLUMNS else MANY_OWNED_COLUMNS
+    grid = (triton.cdiv(columns, owned),)
     launch_triton(
         round_kernel,
         grid,
@@ -113,6 +117,6 @@ def round_into(out: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
         LOWEST_BIT=form.lowest_bit,
         INFINITY=form.infinity,
         SIGN=form.sign,
-        COLUMNS=OWNED_COLUMNS,
+        COLUMNS=owned,
     )
     return out

@@ -27,6 +27,9 @@ from .device_triton import (
 # 128 tokens share the atomics of a block; 32 columns of BF16 are two full memory sectors.
 SUM_TOKENS = 128
 SUM_COLUMNS = 32
+# 8: samples of so few tokens have wide blocks of as many elements, which are not mostly empty.
+FEW_TOKENS = 8
+FEW_COLUMNS = SUM_TOKENS * SUM_COLUMNS // FEW_TOKENS
 # 64 MiB: exact states of the samples that are summed at a time.
 STATE_BYTES = 1 << 26
 
@@ -179,7 +182,9 @@ def token_sums(
     samples, tokens, n = x.shape
     state_bytes = len(sums) * exact_sum.STATE_ROWS * n * torch.int64.itemsize
     group = min(samples, max(1, STATE_BYTES // state_bytes))
-    blocks = triton.cdiv(tokens, SUM_TOKENS) * triton.cdiv(n, SUM_COLUMNS)
+    few = tokens <= FEW_TOKENS
+    block = (FEW_TOKENS, FEW_COLUMNS) if few else (SUM_TOKENS, SUM_COLUMNS)
+    blocks = triton.cdiv(tokens, block[0]) * triton.cdiv(n, block[1])
     # One memory for all groups: new states beside the last ones would be twice as large.
     memory = {name: exact_sum.new(group * n, x.device).view(-1) for name in sums}
     for first in range(0, samples, group):
@@ -193,7 +198,7 @@ def token_sums(
             first, count, tokens, n,
             *dout.stride(), *x.stride(), *mean.stride(), *rstd.stride(),
             NEED_SCALE="scale" in sums, NEED_SHIFT="shift" in sums,
-            TOKENS=SUM_TOKENS, COLUMNS=SUM_COLUMNS,
+            TOKENS=block[0], COLUMNS=block[1],
         )  # fmt: skip
         for name, state in states.items():
             round_into(sums[name][first : first + count].view(-1), state)

@@ -75,9 +75,12 @@ OPERATOR = Operator(
         backends.triton(_load_triton),
         backends.golden(_load_golden),
     ),
-    # One column; tokens beyond any block; rows longer than a block holds, of which the last has
-    # over 256 chunks; vectors and none; one token; few and many of them.
+    # 328: a whole chunk and a part of one, in whole vectors of 16 bytes.
+    gate_sizes={"S": 3, "N": 328},
+    # The rows of models; one column; tokens beyond any block; rows longer than a block holds, of
+    # which the last has over 256 chunks; vectors and none; one token; few and many of them.
     odd_sizes=(
+        {"S": 3, "N": 3072},
         {"S": 1, "N": 1},
         {"S": 257, "N": 3},
         {"S": 1, "N": 65537},

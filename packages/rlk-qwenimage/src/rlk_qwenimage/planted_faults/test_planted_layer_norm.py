@@ -192,7 +192,8 @@ FAULTS = [
     Fault(
         "token_sums_rounded_twice",
         planted(token_sums=token_sums_rounded_twice),
-        {"gradient_accuracy": SUMS, "backend_equal": SUMS},
+        # Sums of many tokens are beyond FP16: nothing finite is left to compare.
+        {"gradient_accuracy": SUMS, "backend_equal": SUMS, "order_free": "dshift"},
         dtype="bfloat16",
     ),
     Fault(
