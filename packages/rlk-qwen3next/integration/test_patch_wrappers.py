@@ -119,7 +119,8 @@ def test_patch_norm_that_occurs_twice_is_changed_once(model):
 
 def test_patch_under_checkpointing_keeps_the_bits(build, results):
     def run(checkpointing):
-        model = build()
+        # Checkpointing turns the cache off, and without it transformers adds in another order.
+        model = build(use_cache=False)
         patch(model)
         if checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
