@@ -92,9 +92,11 @@ def environment(site):
 def program(environment):
     """Starts `rlk` as a program of its own."""
 
-    def start(*arguments, **streams):
+    def start(*arguments, beside=None, **streams):
+        searched = os.pathsep.join([str(beside or "."), environment["PYTHONPATH"]])
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         command = [sys.executable, "-m", "rlk.cli", *map(str, arguments)]
-        return subprocess.Popen(command, env=environment, **{**pipes, **streams})
+        env = {**environment, "PYTHONPATH": searched}
+        return subprocess.Popen(command, env=env, **{**pipes, **streams})
 
     return start

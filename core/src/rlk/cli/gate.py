@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`rlk gate`: judge the claims of operators, and leave a report."""
 
+import os
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -15,6 +16,7 @@ from rlk.cli.gate_summary import conclusion, failures, judgments
 from rlk.errors import RlkError
 from rlk.gates.case import DEFAULT_SEED
 from rlk.gates.record import Workload
+from rlk.gates.workers import judged
 from rlk.manifest import load_manifest
 from rlk.operator import Operator
 
@@ -47,6 +49,9 @@ def gate(
         Path | None, typer.Option(help="Folder for the tensors of failing comparisons.")
     ] = None,
     json: Annotated[Path | None, typer.Option(help="File for the JSON report.")] = None,
+    jobs: Annotated[
+        int, typer.Option(min=0, help="Processes that judge; 0 is one for each processor.")
+    ] = 1,
 ) -> None:
     """Judge what operators claim; exit status 0 passed, 1 judged red, 2 could not judge."""
     chosen, workload = _choose(operators or [], everything, manifest, case)
@@ -59,7 +64,7 @@ def gate(
         records: list[gates.Record] = []
         finished = False
         try:
-            finished = _judge(planned, dump, records)
+            finished = _judge(planned, dump, jobs or os.cpu_count() or 1, records)
         finally:
             with report_file.uninterrupted():
                 report = gates.summarise(
@@ -121,16 +126,19 @@ def _require_runnable(planned: Sequence[gates.Case]) -> None:
     raise reasons[0]
 
 
-def _judge(planned: Sequence[gates.Case], dump: Path | None, records: list[gates.Record]) -> bool:
+def _judge(
+    planned: Sequence[gates.Case], dump: Path | None, jobs: int, records: list[gates.Record]
+) -> bool:
     """Add the records of each case as it finishes; false if interrupted before the last."""
     failed = 0
     try:
         with progress(len(planned)) as step:
+            found = judged(planned, dump, jobs)
             for done, case in enumerate(planned):
                 step(done, f"{case.identity}, {failed} failed")
-                found = gates.judge(case, dump=dump)
-                records += found
-                failed += sum(record.status == "failed" for record in found)
+                of_case = next(found)
+                records += of_case
+                failed += sum(record.status == "failed" for record in of_case)
     except KeyboardInterrupt:
         return False
     return True

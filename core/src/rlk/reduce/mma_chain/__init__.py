@@ -45,9 +45,10 @@ def product(
     Gradients: none.
     Order: one FP32 accumulator an element, K ascending. BF16 and FP16: one tensor-core step for 16
         of K. FP32: x = hi + lo, hi = RN(x) and lo = RN(x - hi) to the 11 significant bits of TF32;
-        within each 32 of K, four steps of 8 add a_lo * b_hi, four add a_hi * b_lo, four add
-        a_hi * b_hi. What is missing of the last step is zero in both operands. Then +0 is added,
-        so that idle steps change no sign, and then the bias. Golden rounds each step once, which
+        each 32 of K is a block that starts from +0: four steps of 8 add a_lo * b_hi, four add
+        a_hi * b_lo, four add a_hi * b_hi; one FP32 addition then adds it to the accumulator. What
+        is missing of the last step or block is zero in both operands. Then +0 is added, so that
+        idle steps change no sign, and then the bias. Golden rounds each step or block once, which
         no tensor core does: its values are alike, its bits are not.
     Raises:
         ArgumentError: shape, dtype or device does not fit; the message names the argument.

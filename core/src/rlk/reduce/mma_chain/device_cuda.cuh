@@ -36,11 +36,23 @@ __device__ __forceinline__ uint32_t shared_address(const void* at) {
     return (uint32_t)__cvta_generic_to_shared(at);
 }
 
-// 16 bytes of which the first `bytes` are read and the others are zero.
-__device__ __forceinline__ void copy_chunk(void* to, const void* from, int bytes) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)),
-                 "l"(from), "r"(bytes)
-                 : "memory");
+// 16 bytes of elements of which the first `count` are read and the others are zero.
+template <typename T>
+__device__ __forceinline__ void copy_chunk(T* to, const T* from, int count) {
+    constexpr int PER_CHUNK = 16 / (int)sizeof(T);
+    if (count == PER_CHUNK) {
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)),
+                     "l"(from)
+                     : "memory");
+        return;
+    }
+    // Not by a copy of fewer bytes: its instruction spans all 16, beyond the end of the tensor.
+    struct alignas(16) Chunk {
+        T value[PER_CHUNK];
+    } chunk;
+#pragma unroll
+    for (int i = 0; i < PER_CHUNK; ++i) chunk.value[i] = i < count ? from[i] : from_float<T>(0.0f);
+    *reinterpret_cast<Chunk*>(to) = chunk;
 }
 
 __device__ __forceinline__ void commit_copies() {
@@ -111,10 +123,9 @@ __device__ __forceinline__ void mma_step(float, const uint32_t (&a)[4], const ui
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-// The magnitude bits of a finite FP32 number, to nearest even in 10 bits, kept finite.
-__device__ __forceinline__ uint32_t round_tf32(uint32_t size) {
-    const uint32_t rounded = (size + 0xfffu + ((size >> 13) & 1u)) & 0x7fffe000u;
-    return rounded < 0x7f7fe000u ? rounded : 0x7f7fe000u;
+// The bits of a finite FP32 number, its fraction to nearest even in 10 bits.
+__device__ __forceinline__ uint32_t round_tf32(uint32_t bits) {
+    return (bits + 0xfffu + ((bits >> 13) & 1u)) & 0xffffe000u;
 }
 
 enum class Part { HI, LO };
@@ -123,13 +134,12 @@ enum class Part { HI, LO };
 template <Part PART> __device__ __forceinline__ uint32_t split_tf32(float x) {
     const uint32_t bits = __float_as_uint(x), size = bits & 0x7fffffffu;
     const bool special = size >= 0x7f800000u;
-    const uint32_t hi = special ? 0u : round_tf32(size) | (bits ^ size);
+    // The largest TF32 number instead of Inf.
+    const uint32_t hi = special ? 0u : min(round_tf32(size), 0x7f7fe000u) | (bits ^ size);
     if (PART == Part::HI) return hi;
     // The low bits of a NaN are not read by the tensor core: its high ones must say NaN.
     if (special) return size > 0x7f800000u ? 0x7fc00000u : bits;
-    const uint32_t rest = __float_as_uint(__fsub_rn(x, __uint_as_float(hi)));  // exact
-    const uint32_t rest_size = rest & 0x7fffffffu;
-    return round_tf32(rest_size) | (rest ^ rest_size);
+    return round_tf32(__float_as_uint(__fsub_rn(x, __uint_as_float(hi))));  // x - hi is exact
 }
 
 // What a warp holds of one step: its rows of a and its columns of b.
@@ -183,6 +193,19 @@ __device__ __forceinline__ void load_parts(const float* a, const float* b, int r
     }
 }
 
+template <int TILES_M, int TILES_N>
+__device__ __forceinline__ void add_block(const float (&block)[TILES_M][TILES_N][4],
+                                          float (&acc)[TILES_M][TILES_N][4]) {
+#pragma unroll
+    for (int i = 0; i < TILES_M; ++i) {
+#pragma unroll
+        for (int j = 0; j < TILES_N; ++j) {
+#pragma unroll
+            for (int e = 0; e < 4; ++e) acc[i][j][e] = __fadd_rn(acc[i][j][e], block[i][j][e]);
+        }
+    }
+}
+
 template <typename T, int TILES_M, int TILES_N>
 __device__ __forceinline__ void mma_steps(const Fragments<TILES_M, TILES_N>& in,
                                           float (&acc)[TILES_M][TILES_N][4]) {
@@ -197,7 +220,8 @@ template <Part PART_A, Part PART_B, typename TileA, typename TileB, int BK, int 
           int TILES_N>
 __device__ __forceinline__ void mma_parts(const float* a, const float* b, int row, int column,
                                           float (&acc)[TILES_M][TILES_N][4]) {
-#pragma unroll
+    // 1: side by side the steps take more registers than there are beside two accumulators.
+#pragma unroll 1
     for (int k = 0; k < BK; k += MMA_K_FP32) {
         Fragments<TILES_M, TILES_N> fragments;
         load_parts<PART_A, PART_B, TileA, TileB>(a, b, row, column, k, fragments);
@@ -211,11 +235,13 @@ template <typename T, typename TileA, typename TileB, bool A_K_MAJOR, bool B_K_M
 __device__ __forceinline__ void mma_block(const T* a, const T* b, int row, int column,
                                           float (&acc)[TILES_M][TILES_N][4]) {
     if constexpr (sizeof(T) == 4) {
-        // ORDER: within 32 of K all lo * hi, then all hi * lo, then all hi * hi.
+        // ORDER: within 32 of K all lo * hi, then all hi * lo, then all hi * hi; then one addition.
         static_assert(BK == 32, "part of the order");
-        mma_parts<Part::LO, Part::HI, TileA, TileB, BK>(a, b, row, column, acc);
-        mma_parts<Part::HI, Part::LO, TileA, TileB, BK>(a, b, row, column, acc);
-        mma_parts<Part::HI, Part::HI, TileA, TileB, BK>(a, b, row, column, acc);
+        float block[TILES_M][TILES_N][4] = {};
+        mma_parts<Part::LO, Part::HI, TileA, TileB, BK>(a, b, row, column, block);
+        mma_parts<Part::HI, Part::LO, TileA, TileB, BK>(a, b, row, column, block);
+        mma_parts<Part::HI, Part::HI, TileA, TileB, BK>(a, b, row, column, block);
+        add_block(block, acc);
     } else {
 #pragma unroll
         for (int k = 0; k < BK; k += MMA_K) {

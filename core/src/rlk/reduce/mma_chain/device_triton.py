@@ -6,10 +6,9 @@ import triton.language as tl
 
 
 @triton.jit
-def round_tf32(size):
-    """The magnitude bits of a finite FP32 number, to nearest even in 10 bits, kept finite."""
-    rounded = (size + 0xFFF + ((size >> 13) & 1)) & 0x7FFFE000
-    return tl.minimum(rounded, 0x7F7FE000)
+def round_tf32(bits):
+    """The bits of a finite FP32 number, its fraction to nearest even in 10 bits."""
+    return ((bits + 0xFFF + ((bits >> 13) & 1)) >> 13) << 13
 
 
 @triton.jit
@@ -18,14 +17,20 @@ def split_tf32(x):
     bits = x.to(tl.int32, bitcast=True)
     size = bits & 0x7FFFFFFF
     special = size >= 0x7F800000
-    hi = (round_tf32(size) | (bits ^ size)).to(tl.float32, bitcast=True)
-    hi = tl.where(special, 0.0, hi)
-    rest = (x - hi).to(tl.int32, bitcast=True)  # exact
-    rest_size = rest & 0x7FFFFFFF
-    lo = round_tf32(rest_size) | (rest ^ rest_size)
+    # The largest TF32 number instead of Inf.
+    hi = tl.minimum(round_tf32(size), 0x7F7FE000) | (bits ^ size)
+    hi = tl.where(special, 0, hi).to(tl.float32, bitcast=True)
+    lo = round_tf32((x - hi).to(tl.int32, bitcast=True))  # the difference is exact
     # The low bits of a NaN are not read by the tensor core: its high ones must say NaN.
     lo = tl.where(special, tl.where(size > 0x7F800000, 0x7FC00000, bits), lo)
     return hi, lo.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def apart(acc):
+    """An accumulator as numbers to add to: else Triton may fold an addition into its MMA."""
+    bits = acc.to(tl.int32, bitcast=True)
+    return bits.to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -35,17 +40,19 @@ def mma_block(a, b, acc, SWAPPED: tl.constexpr):
     SWAPPED: a and b are those of mma_chain.product in the other order.
     """
     if a.dtype == tl.float32:
-        # ORDER: within 32 of K all lo * hi, then all hi * lo, then all hi * hi.
+        # ORDER: within 32 of K all lo * hi, then all hi * lo, then all hi * hi; then one addition.
         tl.static_assert(a.shape[1] == 32)
         a_hi, a_lo = split_tf32(a)
         b_hi, b_lo = split_tf32(b)
+        block = tl.zeros(acc.shape, tl.float32)
         if SWAPPED:
-            acc = tl.dot(a_hi, b_lo, acc, input_precision="tf32")
-            acc = tl.dot(a_lo, b_hi, acc, input_precision="tf32")
+            block = tl.dot(a_hi, b_lo, block, input_precision="tf32")
+            block = tl.dot(a_lo, b_hi, block, input_precision="tf32")
         else:
-            acc = tl.dot(a_lo, b_hi, acc, input_precision="tf32")
-            acc = tl.dot(a_hi, b_lo, acc, input_precision="tf32")
-        return tl.dot(a_hi, b_hi, acc, input_precision="tf32")
+            block = tl.dot(a_lo, b_hi, block, input_precision="tf32")
+            block = tl.dot(a_hi, b_lo, block, input_precision="tf32")
+        block = tl.dot(a_hi, b_hi, block, input_precision="tf32")
+        return acc + apart(block)
     else:
         return tl.dot(a, b, acc)
 
@@ -53,9 +60,7 @@ def mma_block(a, b, acc, SWAPPED: tl.constexpr):
 @triton.jit
 def finish(acc):
     """The chain after its last step: idle steps of zeros change at most the sign of a zero."""
-    # Through integers: Triton would fold an addition into the MMA's accumulator.
-    bits = acc.to(tl.int32, bitcast=True)
-    return bits.to(tl.float32, bitcast=True) + 0.0
+    return apart(acc) + 0.0
 
 
 @triton.jit

@@ -55,6 +55,18 @@ _ORDER = (
     Case("one_rounding", {0: (1, 257)}, 1, 258.0, bias=1.0, dtype=torch.float16, result=_FP32),
     Case("one_rounding_narrow", {0: (1, 256), 1: (1, 1)}, 2, 258.0, bias=1.0, result=_BF16),
 )
+_BLOCKS = (
+    # A block of 32 comes to two before it is added: step by step both ones would vanish.
+    Case(
+        "block_whole", {0: (_BIG, 1), 32: (1, 1), 63: (1, 1), 64: (-_BIG, 1)}, 96, 2.0, dtype=_FP32
+    ),
+    Case(
+        "block_of_one", {0: (_BIG, 1), 32: (1, 1), 64: (1, 1), 96: (-_BIG, 1)}, 97, 0.0, dtype=_FP32
+    ),
+    Case("block_initial", {0: (1, 1), 31: (1, 1), 32: (-_BIG, 1)}, 64, 2.0, None, _BIG, _FP32),
+    # 2^24 + 3 is a tie, to the even 2^24 + 4; a tensor core would truncate it to 2^24 + 2.
+    Case("block_to_nearest", {0: (_BIG, 1), 32: (3, 1), 64: (-_BIG, 1)}, 96, 4.0, dtype=_FP32),
+)
 _ZEROS = (
     Case("no_products", {}, 0, 0.0),
     Case("no_products_initial", {}, 0, 3.0, initial=3.0),
@@ -80,7 +92,7 @@ _TWO_PARTS = (
     Case("large", {0: (_LARGE, 0.5)}, 8, _LARGE / 2, dtype=_FP32),
     Case("negative_large", {0: (0.25, -_LARGE)}, 8, -_LARGE / 4, dtype=_FP32),
 )
-CASES = (*_ORDER, *_ZEROS, *_SPECIAL, *_TWO_PARTS)
+CASES = (*_ORDER, *_BLOCKS, *_ZEROS, *_SPECIAL, *_TWO_PARTS)
 
 
 @dataclass(frozen=True)

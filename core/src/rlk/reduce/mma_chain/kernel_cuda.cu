@@ -56,15 +56,27 @@ __device__ __forceinline__ void load_tile(T* shared, const Operand<T>& from, lon
     } else {
         constexpr bool ALONG_K = READING == Reading::ALONG_K;
         constexpr int CHUNKS = (ALONG_K ? BK : ROWS) / PER_CHUNK;
-        for (int i = threadIdx.x; i < ROWS * BK / PER_CHUNK; i += THREADS) {
+        const long long rows_left = from.rows - first_row, k_left = K - first_k;
+        const auto copy = [&](int i, auto count_of) {
             const int outer = i / CHUNKS, inner = i % CHUNKS * PER_CHUNK;
             const int row = ALONG_K ? outer : inner, k = ALONG_K ? inner : outer;
-            const long long rows_left = from.rows - first_row - row, k_left = K - first_k - k;
-            const bool inside = rows_left > 0 && k_left > 0;
-            const int count = inside ? clamped(ALONG_K ? k_left : rows_left, PER_CHUNK) : 0;
-            const T* at = from.data;
-            if (inside) at += (first_row + row) * from.row_stride + (first_k + k) * from.k_stride;
-            copy_chunk(shared + Tile::at(row, k), at, count * (int)sizeof(T));
+            const T* at =
+                from.data + (first_row + row) * from.row_stride + (first_k + k) * from.k_stride;
+            copy_chunk(shared + Tile::at(row, k), at, count_of(row, k));
+        };
+        if (rows_left >= ROWS && k_left >= BK) {
+            for (int i = threadIdx.x; i < ROWS * BK / PER_CHUNK; i += THREADS) {
+                copy(i, [](int, int) { return PER_CHUNK; });
+            }
+            return;
+        }
+        // At an edge a loop, not its turns side by side: they would take registers from all tiles.
+#pragma unroll 1
+        for (int i = threadIdx.x; i < ROWS * BK / PER_CHUNK; i += THREADS) {
+            copy(i, [&](int row, int k) {
+                if (rows_left <= row || k_left <= k) return 0;
+                return clamped(ALONG_K ? k_left - k : rows_left - row, PER_CHUNK);
+            });
         }
     }
 }

@@ -76,6 +76,22 @@ def test_product_value_is_within_the_error_of_a_chain(backend, dtype) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("k", [3072, 6144, 18432])
+@pytest.mark.parametrize("positive", [False, True], ids=["signed", "positive"])
+def test_product_of_float32_error_does_not_grow_with_k(backend, k, positive) -> None:
+    generator = torch.Generator().manual_seed(k)
+    a, b = (torch.randn(n, k, generator=generator).cuda() for n in (33, 200))
+    # Of one sign: what truncation takes away adds up.
+    a, b = (a.abs(), b.abs()) if positive else (a, b)
+    c = mma_chain.product(a, b, backend=backend).double()
+    wide = a.double(), b.double()
+    size = wide[0].abs() @ wide[1].abs().t()
+    # 25: 3e-6, a fifth of what one accumulator over 3072 of K drifts by.
+    bound = 25 * torch.finfo(torch.float32).eps * size
+    assert ((c - wide[0] @ wide[1].t()).abs() <= bound).all()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_product_beyond_two_to_the_31_elements_reaches_the_last(backend) -> None:
     # 131080 x 16400 elements of b, then 65544 x 32776 of the result.
     b = torch.zeros(131080, 16400, dtype=torch.bfloat16, device="cuda")

@@ -73,34 +73,47 @@ def test_split_hand_picked_numbers_gives_hand_answers() -> None:
 
 # Compilation needs a process in which triton was imported without its interpreter.
 COMPILE = """
+import sys
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from rlk.reduce.mma_chain import kernel_triton as k
 
+dtype, rows, block = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 names = k.chain_tma_kernel.arg_names
 constants = dict(
-    A_K_MAJOR=True, B_K_MAJOR=True, SWAPPED=False, BIAS=1, HAS_INITIAL=False, BM=64, BN=64, BN2=0,
-    BK=16, GROUP=8, PERSISTENT=False, out_stride_n=1, initial_stride_n=1, bias_stride=1,
+    A_K_MAJOR=True, B_K_MAJOR=True, SWAPPED=False, BIAS=1, HAS_INITIAL=False, BM=rows, BN=64,
+    BN2=0, BK=block, GROUP=8, PERSISTENT=False, out_stride_n=1, initial_stride_n=1, bias_stride=1,
 )
 signature = dict.fromkeys(names, "i32")
-signature |= dict.fromkeys(("a_desc", "b_desc", "b2_desc"), "tensordesc<bf16[64, 16]>")
-signature |= dict(out_ptr="*bf16", bias_ptr="*fp32", initial_ptr="*fp32")
+signature |= dict.fromkeys(("b_desc", "b2_desc"), f"tensordesc<{dtype}[64, {block}]>")
+signature |= dict(a_desc=f"tensordesc<{dtype}[{rows}, {block}]>")
+signature |= dict(out_ptr="*" + dtype, bias_ptr="*fp32", initial_ptr="*fp32")
 signature |= dict.fromkeys(constants, "constexpr")
 source = ASTSource(k.chain_tma_kernel, signature, constants)
 options = {"enable_fp_fusion": False, "num_warps": 4, "num_stages": 3}
 print(triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm["ptx"])
 """
+# dtype, rows of the tile, block of K, instruction, additions an accumulator beside the MMA: zero
+# and bias, for FP32 also that of a block.
+COMPILED = (
+    ("bf16", 64, 16, "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16", 2),
+    ("fp32", 64, 32, "wgmma.mma_async.sync.aligned.m64n64k8.f32.tf32.tf32", 3),
+    ("fp32", 32, 32, "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32", 3),
+)
 
 
-def test_kernel_compiled_adds_zero_and_bias_outside_of_the_mma() -> None:
+@pytest.mark.parametrize(("dtype", "rows", "block", "instruction", "additions"), COMPILED)
+def test_kernel_compiled_adds_block_zero_and_bias_outside_of_the_mma(
+    dtype, rows, block, instruction, additions
+) -> None:
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
     ptx = subprocess.run(
-        [sys.executable, "-c", COMPILE], env=environment, check=True, stdout=subprocess.PIPE,
-        text=True,
+        [sys.executable, "-c", COMPILE, dtype, str(rows), str(block)], env=environment,
+        check=True, stdout=subprocess.PIPE, text=True,
     ).stdout  # fmt: skip
-    assert "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16" in ptx
+    assert instruction in ptx
     assert "cp.async.bulk.tensor.2d" in ptx
-    # 64 x 64 accumulators in 128 threads, each plus zero and plus its bias.
-    assert ptx.count("add.rn.f32") == 2 * 64 * 64 // 128
+    # rows x 64 accumulators in 128 threads.
+    assert ptx.count("add.rn.f32") == additions * rows * 64 // 128

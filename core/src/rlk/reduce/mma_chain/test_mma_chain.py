@@ -166,6 +166,15 @@ def test_golden_of_float32_keeps_all_bits_of_a_step() -> None:
     assert_same_bits(c, torch.tensor([[2.0**-22 + 2.0**-46]], dtype=torch.float64).float())
 
 
+def test_float32_continued_from_a_block_keeps_bits() -> None:
+    generator = torch.Generator().manual_seed(12)
+    a, b = (torch.randn(n, 112, generator=generator) for n in (3, 20))
+    whole = mma_chain.product(a, b, backend="golden")
+    first = mma_chain.product(a[:, :64], b[:, :64], backend="golden")
+    rest = mma_chain.product(a[:, 64:], b[:, 64:], initial=first, backend="golden")
+    assert_same_bits(rest, whole)
+
+
 def test_tables_every_size_finds_a_tile_and_fp32_its_block() -> None:
     from rlk.reduce.mma_chain import tiles
 

@@ -85,8 +85,9 @@ HOPPER = Table(
     ),
     fp32=(
         Row(Tile(64, 16, FP32_BLOCK, 4, 6, swap=True), m=16),
-        Row(Tile(128, 64, FP32_BLOCK, 8, 3), m=4096, n=FEW_COLUMNS),
-        Row(Tile(128, 64, FP32_BLOCK, 8, 3, n2=32)),
+        # 128 registers a thread, so that two of them run side by side.
+        Row(Tile(128, 64, FP32_BLOCK, 8, 3), n=FEW_COLUMNS),
+        Row(Tile(128, 128, FP32_BLOCK, 8, 3)),
     ),
 )
 # Any operands: at most the 99 KB of shared memory that the smallest GPUs have.
