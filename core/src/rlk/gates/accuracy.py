@@ -16,8 +16,9 @@ from rlk.gates.record import Record
 from rlk.gates.verdict import Verdict
 from rlk.operator import Operator
 
-# 131: a prime above any block, and elements enough to tell a fraction of 99.9 % from chance.
-ROWS = 131
+# Primes above any block, and elements enough to tell a fraction of 99.9 % from chance; rows that
+# hold tokens are 43.
+ROWS, ROWS_OF_TOKENS = 131, 43
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ def forward_accuracy(verdict: Verdict) -> list[Record]:
 def gradient_accuracy(verdict: Verdict) -> list[Record]:
     """Every gradient against autograd of the oracle, and what backward shows of declared casts."""
     names = [f"d{t.name}" for t in verdict.case.operator.differentiable]
-    return _records(verdict, names, between=True)
+    return _records(verdict, names)
 
 
 def reference(
@@ -157,21 +158,23 @@ def impostors(expected: torch.Tensor) -> dict[str, torch.Tensor]:
     }
 
 
-def _records(verdict: Verdict, names: list[str], between: bool = False) -> list[Record]:
+def _records(verdict: Verdict, names: list[str]) -> list[Record]:
     case = verdict.case
     operator = case.operator
     records = []
+    rows = ROWS_OF_TOKENS if operator.token_axis else ROWS
     sizes_and_scalars = product(
         judged_sizes(operator, case.tier).items(), scalar_variants(operator).items()
     )
     for (prefix, sizes), (config, scalars) in sizes_and_scalars:
         batch = fixture(
-            operator, case.dtype, rows=ROWS, sizes=sizes, seed=case.seed, scalars=scalars
+            operator, case.dtype, rows=rows, sizes=sizes, seed=case.seed, scalars=scalars
         )
-        run = verdict.candidate.run_fixture(batch)
+        gradients = case.judgment == "gradient_accuracy"
+        run = verdict.candidate.run_fixture(batch, gradients=gradients)
         casts = {n: t for n, t in run.values.items() if n in names_of(operator)}
         expected = reference(operator, batch, casts)
-        judged = names + [n for n in run.between if between and n in casts]
+        judged = names + [n for n in run.between if n in casts]
         records += [_record(verdict, name, run, expected, prefix + config) for name in judged]
     return records
 

@@ -23,7 +23,8 @@ from rlk.reduce import exact_sum
 class Run:
     """Results by name (y, rstd, dx, dweight ...), exact states, and the launches behind them.
 
-    `between` are values between the steps that the backend showed.
+    `between` are values between the steps that the backend showed. `directions` are those that
+    were called for.
 
     `given` are the inputs (x, weight ...) and upstream gradients (dy) in the memory that the
     backend saw. `faults` are pairs of a tensor's name and what is wrong with it, in any judgment.
@@ -35,6 +36,7 @@ class Run:
     launches: list[Launch] = field(default_factory=list)
     faults: list[tuple[str, str]] = field(default_factory=list)
     between: dict[str, torch.Tensor] = field(default_factory=dict)
+    directions: tuple[str, ...] = ("forward", "backward")
 
     @property
     def values(self) -> dict[str, torch.Tensor]:
@@ -60,8 +62,11 @@ class Candidate:
         scalars: Mapping[str, Any],
         *,
         states: bool = False,
+        gradients: bool = True,
     ) -> Run:
         """Forward and backward through autograd; `states` adds the exact parameter gradients.
+
+        Without `gradients`, forward alone, on inputs that want them.
 
         A parameter gradient from autograd must be the rounding of that state: anything else is a
         fault of the run.
@@ -79,14 +84,15 @@ class Candidate:
             if wrong and wrong[0][0] in [t.name for t in self.operator.outputs]:
                 raise RlkError(f"{self.operator.name}: {wrong[0][1]}")
             wanted = [leaf for leaf in leaves if leaf.requires_grad]
-            gradients = torch.autograd.grad(outputs, wanted, given)
-            run = self._named(results, gradients)
+            found = torch.autograd.grad(outputs, wanted, given) if gradients else ()
+            run = self._named(results, found)
             if states:
                 again = self._placed(inputs, upstream)
                 run.states = self._states(again[0], results, again[1], scalars)
         run.given = self._given(leaves, given)
         run.launches = list(launches)
         run.between = between
+        run.directions = run.directions if gradients else ("forward",)
         self._last = {**inputs, **{f"d{n}": t for n, t in upstream.items()}, **run.tensors}
         self.launches += launches
         run.faults = wrong + _wrong_rounding(run) + _not_normalised(run)
@@ -97,9 +103,9 @@ class Candidate:
         folder.mkdir(parents=True, exist_ok=True)
         torch.save(self._last, folder / "last_run.pt")
 
-    def run_fixture(self, fixture: Fixture, *, states: bool = False) -> Run:
+    def run_fixture(self, fixture: Fixture, **options: bool) -> Run:
         """`run` on a fixture."""
-        return self.run(fixture.inputs, fixture.upstream, fixture.scalars, states=states)
+        return self.run(fixture.inputs, fixture.upstream, fixture.scalars, **options)
 
     def sums(
         self,
@@ -157,7 +163,8 @@ class Candidate:
     def _named(self, results: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]) -> Run:
         names = [t.name for t in self.operator.outputs + self.operator.saved]
         tensors = dict(zip(names, results, strict=True))
-        for declared, gradient in zip(self.operator.differentiable, gradients, strict=True):
+        # None where forward ran alone.
+        for declared, gradient in zip(self.operator.differentiable, gradients, strict=False):
             tensors[f"d{declared.name}"] = gradient
         return Run({name: t.detach() for name, t in tensors.items()}, {})
 

@@ -36,8 +36,9 @@ from rlk.reduce import exact_sum
 
 # 261: above 256, where a block size chosen from the row count often changes.
 ORDER_ROWS = 261
-# 64: rows in calls of their own where the short tier must end soon.
-FEW_ROWS = 64
+# 16 and 3: rows in calls of their own, and permutations, where the short tier must end soon.
+FEW_ROWS = 16
+FEW_PERMUTATIONS, PERMUTATIONS = 3, 10
 # 1025 and 32 769: one above the largest powers of two whose neighbourhood is swept.
 MANY_ROWS = 1025
 MOST_ROWS = 32769
@@ -123,10 +124,11 @@ def _arrangement_records(
     others: list[tuple[Arrangement, str]],
     prefix: str = "",
 ) -> list[Record]:
-    expected, base = run_arrangement(verdict.candidate, batch, canonical)
+    gradients = verdict.case.judgment != "forward_invariance"
+    expected, base = run_arrangement(verdict.candidate, batch, canonical, gradients=gradients)
     records = []
     for arrangement, padding in others:
-        actual, run = run_arrangement(verdict.candidate, batch, arrangement, padding)
+        actual, run = run_arrangement(verdict.candidate, batch, arrangement, padding, gradients)
         suffix = "" if padding == "zero" else f"_{padding}"
         for name in names:
             rows, faults = restore(arrangement, actual[name])
@@ -235,7 +237,7 @@ def _permutations(verdict: Verdict, rows: int) -> list[Arrangement]:
     generator = torch.Generator().manual_seed(verdict.case.seed)
     return [
         one_call(f"permutation_{i}", torch.randperm(rows, generator=generator).tolist())
-        for i in range(10)
+        for i in range(PERMUTATIONS if verdict.case.tier == "full" else FEW_PERMUTATIONS)
     ]
 
 
@@ -253,13 +255,18 @@ def _one_by_one(order: list[int], count: int) -> Arrangement:
 
 
 def run_arrangement(
-    candidate: Candidate, batch: Fixture, arrangement: Arrangement, padding: str = "zero"
+    candidate: Candidate,
+    batch: Fixture,
+    arrangement: Arrangement,
+    padding: str = "zero",
+    gradients: bool = True,
 ) -> tuple[dict[str, list[torch.Tensor]], Run]:
     """Row tensors of every call by name, and one run that stands for all calls."""
     collected: dict[str, list[torch.Tensor]] = {}
     total = Run({}, {})
     for call in arrangement.calls:
-        run = candidate.run(*_arranged(candidate, batch, call, padding))
+        run = candidate.run(*_arranged(candidate, batch, call, padding), gradients=gradients)
+        total.directions = run.directions
         total.launches += run.launches
         total.faults += run.faults
         for name, tensor in run.tensors.items():

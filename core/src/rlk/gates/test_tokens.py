@@ -12,6 +12,7 @@ from rlk.errors import ArgumentError
 from rlk.execution import Execution
 from rlk.gates import cases, judge
 from rlk.gates.inputs import edge_sizes, judged_sizes
+from rlk.gates.invariance import FEW_PERMUTATIONS, PERMUTATIONS
 from rlk.gates.tokens import view_of_tokens
 from rlk.launch import start_golden
 from rlk.operator import FLOATS, Claim, Operator, Reduction, Tensor, Workload
@@ -120,14 +121,14 @@ def test_every_judgment_of_a_right_operator_passes(dtype):
 
 def test_order_free_judges_permutations_and_padding_of_tokens():
     configs = [r.config for r in records(operator(), "order_free")]
-    permutations = [f"tokens_permutation_{i}" for i in range(10)]
+    permutations = [f"tokens_permutation_{i}" for i in range(FEW_PERMUTATIONS)]
     assert configs == [*permutations, "tokens_zero_padded"]
 
 
 def test_order_free_full_tier_adds_the_tokens_of_the_longest_sample():
     found = records(operator(), "order_free", tier="full")
     assert [r.config for r in found].count("tokens_of_90_zero_padded") == 1
-    assert len(found) == 22
+    assert len(found) == 2 * (PERMUTATIONS + 1)
 
 
 def test_order_free_sums_that_fold_tokens_are_red():

@@ -79,13 +79,14 @@ class TokenCandidate(Candidate):
         scalars: Mapping[str, Any],
         *,
         states: bool = False,
+        gradients: bool = True,
     ) -> Run:
         """As of any candidate; what the sample has once comes back without an axis of rows."""
         real = self._samples.operator
         declared = {t.name: t for t in real.inputs + real.outputs + real.saved}
         given = {n: _in_sample(real, declared[n], t) for n, t in inputs.items()}
         output = {n: _in_sample(real, declared[n], t) for n, t in upstream.items()}
-        run = self._samples.run(given, output, scalars, states=states)
+        run = self._samples.run(given, output, scalars, states=states, gradients=gradients)
         first = next(t for t in real.inputs if real.token_axis in t.shape)
         tokens = inputs[first.name]
         leading = tokens.shape[: tokens.dim() - len(first.shape) + 2]

@@ -75,8 +75,9 @@ class Verdict:
             directions = {launch.direction for launch in run.launches}
             if ran != [self.case.backend]:
                 found.append(f"requested {self.case.backend}, ran {', '.join(ran) or 'nothing'}")
-            if not {"forward", "backward"} <= directions:
-                found.append(f"launches cover {sorted(directions)}, not forward and backward")
+            if not set(run.directions) <= directions:
+                wanted = " and ".join(run.directions)
+                found.append(f"launches cover {sorted(directions)}, not {wanted}")
         return tuple(dict.fromkeys(found))
 
     def record(self, tensor: str, faults: tuple[str, ...], **fields: Any) -> Record:

@@ -12,11 +12,11 @@ from rlk.reduce.exact_sum.golden import FORMATS
 # 128 rows share the atomics of a block; 32 columns of BF16 are two full memory sectors.
 ROWS = 128
 COLUMNS = 32
-# 128: columns per program where a program owns them, one a thread; 1024 where even so there are
-# programs for every processor.
+# 128: columns per program where a program owns them, one a thread; 512 where there are many and
+# one program more or less is no matter.
 OWNED_COLUMNS = 128
-MANY_COLUMNS = 1 << 14
-MANY_OWNED_COLUMNS = 1024
+MANY_COLUMNS = 1 << 12
+MANY_OWNED_COLUMNS = 512
 
 
 @triton.jit
