@@ -47,6 +47,14 @@ class Chooser(Protocol):
 
 
 @dataclass(frozen=True)
+class Primitive:
+    """Something to choose a backend for that is no operator, having no gradient."""
+
+    name: str
+    backends: tuple[Backend, ...]
+
+
+@dataclass(frozen=True)
 class Choice:
     """The backend of a call, and why each earlier one in the list was passed over."""
 

@@ -1,17 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Exact column sums: the state of a sum over rows, which any order of adding leaves alike."""
 
-from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
 import torch
 
 from rlk import backends
-from rlk.dispatch import AUTO, choose
+from rlk.dispatch import AUTO, Primitive, choose
 from rlk.errors import ArgumentError, BackendError, GradientError
 from rlk.launch import start_golden
-from rlk.operator import Backend
 from rlk.reduce.exact_sum import golden
 from rlk.reduce.exact_sum.golden import DIVISORS, FORMATS, STATE_ROWS
 
@@ -162,15 +160,7 @@ def _load_triton() -> ModuleType:
     return kernel_triton
 
 
-@dataclass(frozen=True)
-class _Steps:
-    """What dispatch chooses a backend for: the steps are no operator, having no gradient."""
-
-    name: str
-    backends: tuple[Backend, ...]
-
-
-_STEPS = _Steps(
+_STEPS = Primitive(
     "exact_sum",
     (backends.cuda(_load_cuda), backends.triton(_load_triton), backends.golden(lambda: golden)),
 )

@@ -1,16 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Matrix products whose every element is one chain of MMA steps, the same for all tile shapes."""
 
-from dataclasses import dataclass
 from types import ModuleType
 
 import torch
 
 from rlk import backends
-from rlk.dispatch import AUTO, choose
+from rlk.dispatch import AUTO, Primitive, choose
 from rlk.errors import ArgumentError, BackendError, GradientError
 from rlk.launch import start_golden
-from rlk.operator import Backend
 from rlk.reduce.mma_chain import golden
 
 __all__ = ["BACKENDS", "backend_module", "product"]
@@ -88,16 +86,8 @@ def _load_triton() -> ModuleType:
     return kernel_triton
 
 
-@dataclass(frozen=True)
-class _Steps:
-    """What dispatch chooses a backend for: a product is no operator, having no gradient."""
-
-    name: str
-    backends: tuple[Backend, ...]
-
-
 # Triton first, unlike elsewhere: it has TMA and wgmma, which the CUDA kernel does without.
-_STEPS = _Steps(
+_STEPS = Primitive(
     "mma_chain",
     (backends.triton(_load_triton), backends.cuda(_load_cuda), backends.golden(lambda: golden)),
 )
