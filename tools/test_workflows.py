@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Workflows and environments: actions are pinned, commands exist, no environment hides a package."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from rlk import cli
+
+ROOT = Path(__file__).resolve().parents[1]
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+ENVIRONMENTS = tomllib.loads((ROOT / "hatch.toml").read_text())["envs"]
+PACKAGES = sorted(folder.name for folder in (ROOT / "packages").iterdir())
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
+def test_workflow_actions_are_pinned_by_commit(path):
+    used = re.findall(r"uses: (.*)", path.read_text())
+    assert used
+    assert [u for u in used if not re.fullmatch(r"[\w./-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", u)] == []
+
+
+def test_workflow_commands_of_hatch_and_scripts_exist():
+    text = "\n".join(path.read_text() for path in WORKFLOWS)
+    commands = re.findall(r"hatch run (?:\"[^\"]*\" )?([\w:]+)", text)
+    for command in commands:
+        environment, _, script = command.rpartition(":")
+        scripts = ENVIRONMENTS[environment or "default"]["scripts"]
+        assert script in scripts, command
+    for script in re.findall(r"bash (\S+\.sh)", text):
+        assert (ROOT / script).is_file(), script
+    assert {"check", "gate", "test:all", "integration:all", "compat:all"} <= set(commands)
+
+
+def test_test_environments_hold_core_and_one_package_each():
+    test = ENVIRONMENTS["test"]
+    assert test["workspace"]["members"] == ["core"]
+    assert test["overrides"]["matrix"]["package"]["workspace"]["members"] == [
+        "packages/rlk-{matrix:package}"
+    ]
+    (axis,) = [row["package"] for row in test["matrix"] if "package" in row]
+    assert [f"rlk-{name}" for name in sorted(axis)] == PACKAGES
+
+
+def test_doctor_range_is_that_of_the_compat_environments():
+    (matrix,) = ENVIRONMENTS["compat"]["matrix"]
+    series = [tuple(map(int, version.split(".")[:2])) for version in matrix["torch"]]
+    ends = cli.doctor.__globals__["TESTED"]
+    assert [f"{major}.{minor}" for major, minor in (min(series), max(series))] == list(
+        ends["torch"]
+    )
+    assert (matrix["python"][0], matrix["python"][-1]) == ends["python"]
