@@ -59,6 +59,11 @@ def test_fully_sharded_gradients_are_those_of_one_process(four, size, whole_mode
     four.run(Task("shard"), size, whole_model)
 
 
+@pytest.mark.parametrize("size", [1, 3, 4])
+def test_chains_of_ranks_are_added_in_their_order(four, size):
+    four.run(Task("add_chains"), size)
+
+
 def test_accumulator_without_a_group_uses_all_ranks(four):
     four.run(Task("use_default_group"))
 
