@@ -9,9 +9,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DeviceMesh, DTensor
 
-from rlk.compare import assert_same_bits
+from rlk.compare import assert_same_bits, same_bits
 from rlk.errors import GradientError
 from rlk.exact_grad import ExactGradAccumulator
+from rlk.exact_grad.chain import add_ranks
 from rlk.test_support.exact_layouts import (
     EIGHT,
     SAMPLES,
@@ -221,6 +222,21 @@ def add_chains(device: str, size: int) -> None:
     except GradientError as error:
         message = str(error)
     assert "every micro-batch but the last must have a multiple of 16 samples" in message
+
+
+def sum_values(device: str) -> None:
+    """FP32 values of all ranks, whose number of elements the ranks do not divide."""
+    ranks, rank = dist.get_world_size(), dist.get_rank()
+    generator = torch.Generator().manual_seed(6)
+    values = torch.randn(ranks, 7, 3, generator=generator).to(device)
+    total = values[0]
+    for value in values[1:]:
+        total = total + value
+    assert_same_bits(add_ranks(values[rank], None, ranks), total, "sum in the order of ranks")
+    reverse = values.flip(0)
+    if ranks > 2:
+        other = add_ranks(reverse[rank], None, ranks)
+        assert not same_bits(other, total)
 
 
 def use_default_group(device: str) -> None:

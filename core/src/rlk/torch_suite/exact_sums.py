@@ -134,6 +134,49 @@ class ExactSumSuite:
         ragged = 16 if dtype == "float32" else 0
         assert calls.grad.tolist() == [CHAIN_ROWS, len(STEPS), ragged]
 
+    @concerns(has_chains)
+    def test_accumulator_continues_chains_over_micro_batches(self, device: str) -> None:
+        """Exact sums beside them; one parameter of each kind in one block."""
+        made = sample(self.operator, device, leading=(CHAIN_ROWS,), dtype="bfloat16")
+        module = OperatorModule(made)
+        with ExactGradAccumulator(module, continue_chains=True) as sums:
+            for place in STEPS:
+                module_results(module, made.rows(*place))
+        assert sums.report().chain == tuple(t.name for t in self.operator.chain_parameters)
+        expected = made.results()
+        for name, gradient in _gradients(module).items():
+            assert_same_bits(gradient, expected[f"d{name}"], f"d{name}")
+
+    @concerns(has_chains)
+    @pytest.mark.gpu
+    @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+    def test_cuda_graph_continues_chains_from_replay_to_replay(self) -> None:
+        """One graph of forward and backward, replayed on both halves of a batch, in two blocks."""
+        made = sample(self.operator, "cuda", leading=(64,), dtype="bfloat16")
+        halves = [made.rows(0, 32), made.rows(32, 64)]
+        module, static = OperatorModule(made), halves[0].map(torch.clone)
+        rows, upstream = static.row_inputs, list(static.batch.upstream.values())
+        accumulator = ExactGradAccumulator(module, continue_chains=True)
+        graph = torch.cuda.CUDAGraph()
+        with accumulator:
+            side = torch.cuda.Stream()
+            with torch.cuda.stream(side):
+                torch.autograd.backward(module(*rows), upstream)
+            torch.cuda.synchronize()
+            with torch.cuda.graph(graph):
+                torch.autograd.backward(module(*rows), upstream)
+        expected = made.results()
+        for _ in range(2):
+            module.zero_grad(set_to_none=False)
+            with accumulator:
+                for half in halves:
+                    new = (*half.row_inputs, *half.batch.upstream.values())
+                    for old, value in zip((*rows, *upstream), new, strict=True):
+                        old.copy_(value)
+                    graph.replay()
+            for name, gradient in _gradients(module).items():
+                assert_same_bits(gradient, expected[f"d{name}"], f"d{name} of replays")
+
     @concerns(has_exact_parameters)
     @pytest.mark.parametrize("wrap", ["ddp", "fsdp2"])
     def test_accumulator_on_two_ranks_has_the_bits_of_one_call(self, ranks: Any, wrap: str) -> None:
@@ -202,6 +245,13 @@ def _chain(parameter: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     leaf = torch.zeros_like(parameter, dtype=torch.float32).requires_grad_()
     calls = torch.zeros(CALLS, dtype=torch.float64, device=parameter.device)
     return leaf, calls.requires_grad_()
+
+
+def _gradients(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Of every parameter, each of which has one."""
+    found = {name: p.grad for name, p in module.named_parameters()}
+    assert None not in found.values()
+    return {name: gradient for name, gradient in found.items() if gradient is not None}
 
 
 def _row_names(operator: Operator) -> list[str]:

@@ -31,14 +31,14 @@ def three() -> Iterator[Ranks]:
     ranks.close()
 
 
-def batch(dtype=torch.float32):
+def batch(dtype=torch.float32, device="cpu"):
     """x, scale, shift and the gradient of out, whose sums over tokens depend on their order."""
     generator = torch.Generator().manual_seed(11)
     x, dout = (torch.randn(SAMPLES, TOKENS, WIDTH, generator=generator) for _ in range(2))
     scale, shift = (torch.randn(SAMPLES, WIDTH, generator=generator) for _ in range(2))
     dout[:, ::3] *= 2.0**20
     dout[:, 2::3] *= -(2.0**20)
-    return [t.to(dtype) for t in (x, scale, shift, dout)]
+    return [t.to(device, dtype) for t in (x, scale, shift, dout)]
 
 
 def run(call, x, scale, shift, dout, wanted=(True, True, True)):
@@ -72,9 +72,9 @@ def differing(found, wanted):
     return {name for name in wanted if not same_bits(found[name], wanted[name])}
 
 
-def compare_cuts(device, dtype):
-    x, scale, shift, dout = made = batch(dtype)
-    for cut in CUTS:
+def compare_cuts(device, dtype, cuts=CUTS):
+    x, scale, shift, dout = made = batch(dtype, device)
+    for cut in cuts:
         rows, gradient = mine(cut, x, dout)
         found = run(over_ranks, rows, scale, shift, gradient)
         assert differing(found, expected(cut, made)) == set(), cut
@@ -149,6 +149,19 @@ FAULTS = {
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_tokens_on_three_ranks_have_the_bytes_of_one(three, dtype):
     three.run(compare_cuts, dtype)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_tokens_on_two_gpus_have_the_bytes_of_one(dtype):
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs a second GPU")
+    ranks = Ranks("cuda")
+    try:
+        ranks.run(compare_cuts, dtype, ((4,), (0,), (12,)))
+    finally:
+        ranks.close()
 
 
 def test_tokens_on_three_ranks_sum_only_what_is_wanted(three):
