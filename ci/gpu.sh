@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Everything that needs a GPU, in one run of at most ten minutes.
 #
-#     bash ci/gpu.sh OUT_DIR [--only tests|gates|sanitizer|bench|ptx|integration]...
+#     bash ci/gpu.sh OUT_DIR [--only tests|gates|sanitizer|bench|exact_grad|ptx|integration]...
 #
 # RLK_GPU_WORKERS is the number of pytest's workers, RLK_GPU_OPERATORS names the operators whose
 # gates run, all if unset.
@@ -14,7 +14,7 @@
 set -uo pipefail
 
 usage() {
-    echo "usage: gpu.sh OUT_DIR [--only tests|gates|sanitizer|bench|ptx|integration]..." >&2
+    echo "usage: gpu.sh OUT_DIR [--only tests|gates|sanitizer|bench|exact_grad|ptx|integration]..." >&2
     exit 2
 }
 
@@ -24,11 +24,11 @@ OUT=$(cd "$1" && pwd)
 shift
 PARTS=()
 while [ $# -gt 0 ]; do
-    [ "$1" = --only ] && [[ "${2:-}" =~ ^(tests|gates|sanitizer|bench|ptx|integration)$ ]] || usage
+    [ "$1" = --only ] && [[ "${2:-}" =~ ^(tests|gates|sanitizer|bench|exact_grad|ptx|integration)$ ]] || usage
     PARTS+=("$2")
     shift 2
 done
-[ ${#PARTS[@]} -gt 0 ] || PARTS=(tests gates sanitizer ptx bench)
+[ ${#PARTS[@]} -gt 0 ] || PARTS=(tests gates sanitizer ptx bench exact_grad)
 
 cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-python3}
@@ -104,11 +104,12 @@ operators() {
 }
 ptx() { "$PYTHON" tools/check_ptx.py --cuda && "$PYTHON" tools/check_ptx.py --triton; }
 bench() { "$PYTHON" -m rlk.bench --all --json "$OUT/bench.json"; }
+exact_grad() { "$PYTHON" -m rlk.exact_grad.overhead --json "$OUT/exact_grad.json"; }
 
-rm -f "$OUT"/*.status "$OUT"/gates-*.json "$OUT"/{tests,integration}.xml "$OUT"/bench.json
+rm -f "$OUT"/*.status "$OUT"/gates-*.json "$OUT"/{tests,integration}.xml "$OUT"/{bench,exact_grad}.json
 NAMES=(build)
 if part build build; then
-    # Bits do not depend on the company a process keeps, times do: bench runs last and alone.
+    # Bits do not depend on the company a process keeps, times do: what measures runs last and alone.
     for name in "${PARTS[@]}"; do
         case $name in
             tests | ptx | integration) part "$name" "$name" & NAMES+=("$name") ;;
@@ -131,9 +132,11 @@ if part build build; then
         esac
     done
     wait
-    if wanted bench; then
-        part bench bench
-        NAMES+=(bench)
-    fi
+    for name in bench exact_grad; do
+        if wanted "$name"; then
+            part "$name" "$name"
+            NAMES+=("$name")
+        fi
+    done
 fi
 "$PYTHON" ci/gpu_report.py table "$OUT" "${NAMES[@]}"

@@ -51,6 +51,7 @@ def backward(
     act: torch.Tensor,
     *,
     needs: frozenset[str],
+    initial: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
     """(dtemb [T, K], dweight [N, K], exact state of dbias [13, N])"""
     dtemb = dweight = state = None
@@ -59,8 +60,9 @@ def backward(
         dact = product(dmod, weight.t(), None, None, torch.float32)
         dtemb = _step("activation_gradient", temb, dact)
     if "weight" in needs:
-        # ORDER: the chain runs along T, samples ascending.
-        dweight = product(dmod.t(), act.t(), None, None, weight.dtype)
+        # ORDER: the chain runs along T, samples ascending, from where earlier ones left it.
+        dtype = weight.dtype if initial is None else torch.float32
+        dweight = product(dmod.t(), act.t(), None, initial, dtype)
     if "bias" in needs:
         state = add_rows(new(dmod.shape[1], dmod.device), dmod)
     return dtemb, dweight, state
