@@ -39,11 +39,12 @@ trap 'rm -rf "$METADATA"' EXIT
 # Operators are found by the metadata of installed distributions: the same for a source tree.
 write_metadata() {
     "$PYTHON" - "$1" <<'END'
-import pathlib, sys, tomllib
+import pathlib, re, sys, tomllib
 
+version = re.search(r'__version__ = "(.*)"', pathlib.Path("core/src/rlk/__init__.py").read_text())[1]
 for file in [*pathlib.Path().glob("core/pyproject.toml"), *pathlib.Path("packages").glob("*/pyproject.toml")]:
     project = tomllib.loads(file.read_text())["project"]
-    name, version = project["name"], project["version"]
+    name = project["name"]
     folder = pathlib.Path(sys.argv[1]) / f"{name.replace('-', '_')}-{version}.dist-info"
     folder.mkdir()
     (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
@@ -71,21 +72,7 @@ part() {
 }
 wanted() { [[ " ${PARTS[*]} " == *" $1 "* ]]; }
 
-build() {
-    "$PYTHON" -m rlk.cli build --all &
-    local operators=$!
-    "$PYTHON" -c "
-import torch
-from rlk.reduce import mma_chain
-one = torch.ones(1, 1, device='cuda')
-mma_chain.product(one, one, backend='cuda')" &
-    local products=$!
-    "$PYTHON" -c "
-import torch
-from rlk.reduce import exact_sum
-exact_sum.round(exact_sum.new(1, 'cuda'), torch.float32, backend='cuda')" || { wait; return 1; }
-    wait "$products" && wait "$operators"
-}
+build() { "$PYTHON" -m rlk.cli build --all; }
 gpu_files() { grep -rlE 'pytest\.mark\.gpu|\(OperatorSuite\)' --include='test_*.py' "$@"; }
 tests() {
     mapfile -t files < <(gpu_files core/src packages/*/src)
