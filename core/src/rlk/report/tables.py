@@ -7,8 +7,8 @@ from rlk.records import BenchRow, SurveyRow
 from rlk.records.document import VERDICTS
 
 SPEED = (
-    "variant", "version", "forward us", "x floor", "forward + backward us", "x floor", "x peer",
-    "extra MiB", "eager us", "eager us, training", "host us",
+    "variant", "version", "forward us", "x floor", "TB/s", "forward + backward us", "x floor",
+    "x peer", "extra MiB", "eager us", "eager us, training", "host us", "backward on hard data",
 )  # fmt: skip
 VALUES = (
     "variant", "version", "rows that differ alone", "batches that differ", "parameter gradients",
@@ -26,8 +26,9 @@ def speed(rows: Sequence[BenchRow]) -> list[tuple[str, Cells]]:
         cells.append(
             (
                 row.variant, ended or row.version or None, row.forward_us, row.forward_ratio,
-                row.both_us, row.both_ratio, row.peer_ratio, row.extra_mib, row.eager_us,
-                row.eager_train_us, row.host_us,
+                row.terabytes_per_second.get("forward"), row.both_us, row.both_ratio,
+                row.peer_ratio, row.extra_mib, row.eager_us, row.eager_train_us, row.host_us,
+                _each((name, f"{ratio:g}x") for name, ratio in row.hard_data.items()),
             )
         )  # fmt: skip
     return list(found.items())
