@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Everything that needs a GPU, in one run of at most ten minutes.
 #
-#     bash ci/gpu.sh OUT_DIR [--only tests|gates|sanitizer|bench|ptx|integration|install]...
+#     bash ci/gpu.sh OUT_DIR [--only tests|gates|sanitizer|survey|bench|exact_grad|ptx|integration|install]...
 #
-# RLK_GPU_WORKERS is the number of pytest's workers, RLK_GPU_OPERATORS names the operators whose
-# gates run, all if unset.
+# RLK_GPU_WORKERS is the number of pytest's workers, RLK_GPU_OPERATORS names the operators that are
+# judged, surveyed and measured, all if unset.
 #
 # Needs no installation of rlk. `integration` needs transformers and diffusers, `install` a folder
 # of wheels with kernels for this GPU (RLK_WHEELS, dist if unset); both run only when asked for.
@@ -14,7 +14,7 @@
 set -uo pipefail
 
 usage() {
-    echo "usage: gpu.sh OUT_DIR [--only tests|gates|sanitizer|bench|ptx|integration|install]..." >&2
+    echo "usage: gpu.sh OUT_DIR [--only tests|gates|sanitizer|survey|bench|exact_grad|ptx|integration|install]..." >&2
     exit 2
 }
 
@@ -24,11 +24,11 @@ OUT=$(cd "$1" && pwd)
 shift
 PARTS=()
 while [ $# -gt 0 ]; do
-    [ "$1" = --only ] && [[ "${2:-}" =~ ^(tests|gates|sanitizer|bench|ptx|integration|install)$ ]] || usage
+    [ "$1" = --only ] && [[ "${2:-}" =~ ^(tests|gates|sanitizer|survey|bench|exact_grad|ptx|integration|install)$ ]] || usage
     PARTS+=("$2")
     shift 2
 done
-[ ${#PARTS[@]} -gt 0 ] || PARTS=(tests gates sanitizer ptx bench)
+[ ${#PARTS[@]} -gt 0 ] || PARTS=(tests gates sanitizer ptx survey bench exact_grad)
 
 cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-python3}
@@ -91,17 +91,19 @@ operators() {
     "$PYTHON" -c "from rlk.registry import operators; print(*operators(), sep='\n')"
 }
 ptx() { "$PYTHON" tools/check_ptx.py --cuda && "$PYTHON" tools/check_ptx.py --triton; }
-bench() { "$PYTHON" -m rlk.bench --all --json "$OUT/bench.json"; }
+survey() { "$PYTHON" -m rlk.cli survey $(operators) --json "$OUT/survey.json"; }
+bench() { "$PYTHON" -m rlk.cli bench $(operators) --rows 1 --rows 64 --rows 1000 --json "$OUT/bench.json"; }
+exact_grad() { "$PYTHON" -m rlk.exact_grad.overhead --json "$OUT/exact_grad.json"; }
 
-rm -f "$OUT"/*.status "$OUT"/gates-*.json "$OUT"/{tests,integration}.xml "$OUT"/bench.json
+rm -f "$OUT"/*.status "$OUT"/gates-*.json "$OUT"/{tests,integration}.xml "$OUT"/{bench,survey,exact_grad}.json
 NAMES=()
 # Installed wheels bring or compile what they run.
 [ "${PARTS[*]}" = install ] || NAMES+=(build)
 if [ ${#NAMES[@]} -eq 0 ] || part build build; then
-    # Bits do not depend on the company a process keeps, times do: bench runs last and alone.
+    # Bits do not depend on the company a process keeps, times do: what measures runs last and alone.
     for name in "${PARTS[@]}"; do
         case $name in
-            tests | ptx | integration | install) part "$name" "$name" & NAMES+=("$name") ;;
+            tests | ptx | survey | integration | install) part "$name" "$name" & NAMES+=("$name") ;;
             gates)
                 # Without operators nothing would be judged: "gates" then stays a part that did not
                 # finish.
@@ -121,9 +123,11 @@ if [ ${#NAMES[@]} -eq 0 ] || part build build; then
         esac
     done
     wait
-    if wanted bench; then
-        part bench bench
-        NAMES+=(bench)
-    fi
+    for name in bench exact_grad; do
+        if wanted "$name"; then
+            part "$name" "$name"
+            NAMES+=("$name")
+        fi
+    done
 fi
 "$PYTHON" ci/gpu_report.py table "$OUT" "${NAMES[@]}"

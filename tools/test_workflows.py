@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Workflows and environments: actions are pinned, commands exist, no environment hides a package."""
+"""Workflows and environments: pinned actions, commands that exist, one package each."""
 
 import re
 import tomllib

@@ -13,6 +13,7 @@ import typer
 from typer.core import TyperGroup
 
 from rlk import interpreter
+from rlk.cli.bench import bench
 from rlk.cli.bits import bits
 from rlk.cli.build import build
 from rlk.cli.cache import cache
@@ -23,6 +24,7 @@ from rlk.cli.env import env
 from rlk.cli.gate import gate
 from rlk.cli.list_operators import list_operators
 from rlk.cli.show import show
+from rlk.cli.survey import survey
 from rlk.errors import RlkError
 
 __all__ = ["app", "main"]
@@ -74,6 +76,8 @@ app.command()(cache)
 app.command()(bits)
 app.command()(check)
 app.command()(gate)
+app.command()(survey)
+app.command()(bench)
 
 
 def main() -> None:

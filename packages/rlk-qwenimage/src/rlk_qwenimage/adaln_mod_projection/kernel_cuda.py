@@ -52,6 +52,7 @@ def backward(
     act: torch.Tensor,
     *,
     needs: frozenset[str],
+    initial: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
     """(dtemb [T, K], dweight [N, K], exact state of dbias [13, N])"""
     dtemb = dweight = state = None
@@ -60,8 +61,9 @@ def backward(
         dact = mma_chain.product(dmod, weight.t(), None, None, torch.float32)
         dtemb = _step("activation_gradient", temb, dact)
     if "weight" in needs:
-        # ORDER: the chain runs along T, samples ascending.
-        dweight = mma_chain.product(dmod.t(), act.t(), None, None, weight.dtype)
+        # ORDER: the chain runs along T, samples ascending, from where earlier ones left it.
+        dtype = weight.dtype if initial is None else torch.float32
+        dweight = mma_chain.product(dmod.t(), act.t(), None, initial, dtype)
     if "bias" in needs:
         state = exact_sum.add_rows(new(dmod.shape[1], dmod.device), dmod)
     return dtemb, dweight, state
