@@ -5,9 +5,11 @@ import re
 import tomllib
 from pathlib import Path
 
+import check_alone
 import pytest
 
 from rlk import cli
+from rlk.test_support import install
 
 ROOT = Path(__file__).resolve().parents[1]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
@@ -52,3 +54,22 @@ def test_doctor_range_is_that_of_the_compat_environments():
         ends["torch"]
     )
     assert (matrix["python"][0], matrix["python"][-1]) == ends["python"]
+
+
+@pytest.mark.parametrize(
+    ("paths", "others"),
+    [
+        (["core", "tools"], ["rlk-rope"]),
+        (["packages/rlk-rope/src"], []),
+        (["packages/rlk-qwen3next/src"], ["rlk-rope"]),
+    ],
+)
+def test_check_alone_names_packages_that_are_not_under_test(paths, others):
+    assert check_alone.beside(paths, ["rlk-rope"]) == others
+
+
+def test_check_alone_fails_beside_another_package(tmp_path, monkeypatch, capsys):
+    install(tmp_path, "neighbour", {"__init__.py": ""})
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert check_alone.main(["core", "tools"]) == 1
+    assert "core, tools must be tested alone, got" in capsys.readouterr().out

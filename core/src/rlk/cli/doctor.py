@@ -91,15 +91,15 @@ def _packages() -> Iterator[Finding]:
             error = " ".join(f"{failures[package]}".split())
             yield Finding(name, "wrong", f"{version}, which does not import", error)
         else:
-            lacks = [*_unmet(distribution(name))]
-            advice = "; ".join(lacks)
-            yield Finding(name, "wrong" if lacks else "ok", version, advice)
+            yield _requirements(distribution(name))
     if len(known) == 1:
         yield Finding("operators", "missing", "none", "pip install a package of operators")
 
 
-def _unmet(installed: Distribution) -> Iterator[str]:
-    """Requirements that are not met; those of an extra only where its library is installed."""
+def _requirements(installed: Distribution) -> Finding:
+    """Whether they are met; those of an extra only where its library is there for other reasons."""
+    state: Literal["ok", "untested", "wrong"] = "ok"
+    lacks = []
     for text in installed.requires or ():
         wanted = Requirement(text)
         found = _version(wanted.name)
@@ -107,7 +107,9 @@ def _unmet(installed: Distribution) -> Iterator[str]:
         if optional and (found is None or wanted.name in TESTED):
             continue
         if found is None or not wanted.specifier.contains(found, prereleases=True):
-            yield f'pip install "{wanted.name}{wanted.specifier}", got {found or "none"}'
+            lacks.append(f'pip install "{wanted.name}{wanted.specifier}", got {found or "none"}')
+            state = "untested" if optional and state != "wrong" else "wrong"
+    return Finding(installed.name, state, installed.version, "; ".join(lacks))
 
 
 def _devices() -> Iterator[Finding]:

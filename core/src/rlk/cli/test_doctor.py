@@ -114,6 +114,17 @@ def test_doctor_package_that_wants_another_core_exits_one(findings, tmp_path, mo
     assert "absent" not in found["fussy"][2]
 
 
+def test_doctor_library_beyond_the_range_of_an_extra_is_untested(findings, tmp_path, monkeypatch):
+    install(tmp_path, "fussy", {"__init__.py": ""}, version="1.0")
+    (metadata,) = tmp_path.glob("fussy*.dist-info/METADATA")
+    with metadata.open("a") as file:
+        file.write("Requires-Dist: pytest<1; extra == 'more'\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    status, found = findings()
+    assert (status, found["fussy"][0]) == (0, "untested")
+    assert found["fussy"][2].startswith('pip install "pytest<1", got ')
+
+
 def test_doctor_gpu_without_a_usable_backend_exits_one(findings, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
