@@ -46,14 +46,16 @@ def test_test_environments_hold_core_and_one_package_each():
     assert [f"rlk-{name}" for name in sorted(axis)] == PACKAGES
 
 
-def test_doctor_range_is_that_of_the_compat_environments():
+def test_doctor_range_lies_in_that_of_the_compat_environments():
     (matrix,) = ENVIRONMENTS["compat"]["matrix"]
     series = [tuple(map(int, version.split(".")[:2])) for version in matrix["torch"]]
     ends = cli.doctor.__globals__["TESTED"]
     assert [f"{major}.{minor}" for major, minor in (min(series), max(series))] == list(
         ends["torch"]
     )
-    assert (matrix["python"][0], matrix["python"][-1]) == ends["python"]
+    # The newer ones are defined; whoever has run them raises the end.
+    assert matrix["python"][0] == ends["python"][0]
+    assert ends["python"][1] in matrix["python"]
 
 
 @pytest.mark.parametrize(

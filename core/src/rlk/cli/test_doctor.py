@@ -69,7 +69,7 @@ def test_doctor_python_and_torch_beyond_the_tested_range_are_untested(findings, 
     monkeypatch.setattr(torch, "__version__", "2.9.1+cu128")
     status, found = findings()
     assert status == 0
-    assert found["python"] == ("untested", "3.99.0", "tested are 3.11 to 3.14")
+    assert found["python"] == ("untested", "3.99.0", "tested are 3.11 to 3.12")
     assert found["torch"] == ("untested", "2.9.1+cu128", "tested are 2.10 to 2.14")
 
 
