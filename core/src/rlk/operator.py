@@ -98,7 +98,8 @@ class Backend:
 
     `load` imports it on first use and returns a module with `forward` and `backward`.
     `platforms` are where it may be chosen unasked, `on_request` where it also runs by name.
-    `missing` says in one clause what the machine lacks for it, if anything.
+    `missing` says in one clause what the machine lacks for it, if anything. Another library's
+    function is not `ours`: exact sums are formed for it, and are no launches of its own.
     """
 
     name: str
@@ -106,6 +107,7 @@ class Backend:
     platforms: tuple[str, ...]
     on_request: tuple[str, ...] = ()
     missing: Callable[[str], str | None] = lambda platform: None
+    ours: bool = True
 
 
 @dataclass(frozen=True)
