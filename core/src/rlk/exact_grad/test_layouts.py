@@ -59,9 +59,10 @@ def test_fully_sharded_gradients_are_those_of_one_process(four, size, whole_mode
     four.run(Task("shard"), size, whole_model)
 
 
+@pytest.mark.parametrize("wrap", ["none", "ddp", "fsdp2"])
 @pytest.mark.parametrize("size", [1, 3, 4])
-def test_chains_of_ranks_are_added_in_their_order(four, size):
-    four.run(Task("add_chains"), size)
+def test_chains_of_ranks_are_added_in_their_order(four, size, wrap):
+    four.run(Task("add_chains"), size, wrap)
 
 
 def test_values_of_ranks_are_added_in_their_order(four):
