@@ -203,20 +203,19 @@ def _define(published: Published) -> None:
 def _define_chained(published: Published) -> Any:
     """The backward operator whose chain over rows goes on from another one."""
     name = f"{published.operator.name}_backward_chained"
-    head, _, rest = str(published.backward_op._schema).removeprefix("rlk::").partition("(")
-    count = sum(map(len, (published.operator.outputs, published.operator.inputs,
-                          published.operator.saved)))  # fmt: skip
+    _, _, rest = str(published.backward_op._schema).partition("(")
     arguments = rest.split(", ")
-    arguments.insert(count, "Tensor initial")
+    declared = published.operator
+    behind = len(declared.outputs) + len(declared.inputs) + len(declared.saved)
+    arguments.insert(behind, "Tensor initial")
     _library.define(f"{name}({', '.join(arguments)}")
 
     def fake(*arguments: Any) -> tuple[torch.Tensor, ...]:
         initial, rest = published.split_initial(arguments)
         results = _fake_backward(published)(*rest)
-        declared = published.operator.differentiable
         return tuple(
             torch.empty_like(initial) if t.gradient == "chain" else r
-            for t, r in zip(declared, results, strict=True)
+            for t, r in zip(declared.differentiable, results, strict=True)
         )
 
     _register(name, published.chained_backward, fake)
