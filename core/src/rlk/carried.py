@@ -74,12 +74,12 @@ class Carried:
         operator, published = self._operator, self.published
         # A parameter's sum is needed if its carrier wants it; without one it is rounded at once.
         carried = dict(zip(self._places, wanted[self.inputs :], strict=True))
-        places = [i for i, t in enumerate(operator.inputs) if t.gradient]
-        needs = tuple([wanted[i] or carried.get(i, False) for i in places])
+        groups = operator.shared_gradients
+        needs = tuple([any(wanted[i] or carried.get(i, False) for i in group) for group in groups])
         results = published.backward_pass(tensors, scalars, needs, backend)
         parameters = tensors[len(operator.outputs) :]
         finished: list[torch.Tensor | None] = [None] * len(wanted)
-        for place, result, needed in zip(places, results, needs, strict=True):
+        for (place, *others), result, needed in zip(groups, results, needs, strict=True):
             if not needed or result is None:
                 continue
             if carried.get(place, False):
@@ -90,7 +90,8 @@ class Carried:
                 dtype = parameters[place].dtype
                 finished[place] = published.round_state(result, dtype, backend)
             else:
-                finished[place] = result
+                for shared in (place, *others):
+                    finished[shared] = result
         return finished
 
     def _check(self, tensors: Sequence[torch.Tensor], carriers: Carriers) -> None:
@@ -151,7 +152,8 @@ def _make_function(carried: Carried) -> type[torch.autograd.Function]:
             plain = carried.without_carriers(arguments)
             results = published.forward_pass(keyset, plain)
             ctx.rest = plain[inputs:]
-            ctx.save_for_backward(*plain[:inputs], *results[outputs:])
+            kept = operator.kept(plain[:inputs], results[:outputs])
+            ctx.save_for_backward(*kept, *results[outputs:])
             ctx.mark_non_differentiable(*results[outputs:])
             ctx.set_materialize_grads(False)
             return results

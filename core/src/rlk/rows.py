@@ -74,9 +74,9 @@ def empty_gradients(
     nothing.
     """
     _, inputs = operator.split_backward(tensors)
-    differentiable = [p for p in zip(operator.inputs, inputs, strict=True) if p[0].gradient]
     found = []
-    for (declared, tensor), needed in zip(differentiable, needs, strict=True):
+    for (place, *_), needed in zip(operator.shared_gradients, needs, strict=True):
+        declared, tensor = operator.inputs[place], inputs[place]
         shape = gradient_shape(declared, tensor) if needed else (0,)
         dtype = torch.int64 if declared.gradient == "parameter" else tensor.dtype
         found.append(tensor.new_zeros(shape, dtype=dtype))
