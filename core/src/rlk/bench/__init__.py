@@ -3,5 +3,5 @@
 
 work.py says what a declared operator must move, bandwidth.py how fast this GPU moves it,
 timing.py how time is taken, variants.py who takes part, measure.py what is measured, report.py
-how it is shown. `python -m rlk.bench` runs it.
+how it is shown. `python -m rlk.bench` runs it. conventions.py compares bits, not times.
 """

@@ -50,7 +50,11 @@ def document(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 def write(path: Path, rows: list[dict[str, Any]]) -> None:
     """The record as JSON, a line for each row."""
-    content = document(rows)
+    write_document(path, document(rows))
+
+
+def write_document(path: Path, content: dict[str, Any]) -> None:
+    """A document with rows as JSON, a line for each of them."""
     lines = ",\n".join(json.dumps(row) for row in content.pop("rows"))
     head = json.dumps(content, indent=1).removesuffix("\n}")
     path.write_text(f'{head},\n "rows": [\n{lines}\n ]\n}}\n')

@@ -3,6 +3,7 @@
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -270,9 +271,11 @@ def test_peer_that_is_absent_says_so():
         raise ImportError("no such module")
 
     absent = variants.Peer("absent", "no-such-distribution", importing)
-    assert variants._peer(absent, {}).missing == "not installed"
+    assert variants.peer_variant(absent, {}).missing == "not installed"
     present = variants.Peer("torch", "torch", lambda scalars: torch.mul)
-    assert variants._peer(present, {}) == variants.Variant("torch", torch.__version__, torch.mul)
+    assert variants.peer_variant(present, {}) == variants.Variant(
+        "torch", torch.__version__, torch.mul
+    )
 
 
 def test_peer_of_ours_that_cannot_run_here_says_so():
@@ -280,7 +283,7 @@ def test_peer_of_ours_that_cannot_run_here_says_so():
         raise BackendError("demo: cuda cannot run")
 
     own = variants.Peer("two calls", "torch", choosing, ours=True)
-    assert variants._peer(own, {}) == variants.Variant(
+    assert variants.peer_variant(own, {}) == variants.Variant(
         "two calls", "", None, "demo: cuda cannot run", ours=True
     )
 
@@ -293,7 +296,8 @@ def test_peers_are_told_scalars_and_arguments_of_the_workload(monkeypatch):
         return torch.mul
 
     peer = variants.Peer("torch", "torch", making)
-    monkeypatch.setattr(variants, "_peers", lambda operator: (peer,))
+    art = SimpleNamespace(PEERS=(peer,))
+    monkeypatch.setattr(variants, "prior_art", lambda operator: art)
     monkeypatch.setattr(variants, "_ours", lambda operator, name, settings: told.append(settings))
     monkeypatch.setattr(variants, "_compiled", lambda operator, scalars: told.append(scalars))
     variants.variants(DEMO, {"scale": 2.0}, {"width": 4})

@@ -9,6 +9,7 @@ import importlib.util
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -53,7 +54,7 @@ def variants(
     told = {**scalars, **arguments}
     found = [_ours(operator, name, told) for name in OURS]
     found.append(Variant("torch.compile", torch.__version__, _compiled(operator, scalars)))
-    return found + [_peer(peer, told) for peer in _peers(operator)]
+    return found + [peer_variant(peer, told) for peer in getattr(prior_art(operator), "PEERS", ())]
 
 
 def public_call(operator: Operator, backend: str, told: Mapping[str, Any]) -> Call:
@@ -94,14 +95,16 @@ def _compiled(operator: Operator, scalars: Mapping[str, Any]) -> Call:
     return torch.compile(formula, dynamic=False, fullgraph=True)
 
 
-def _peers(operator: Operator) -> tuple[Peer, ...]:
+def prior_art(operator: Operator) -> ModuleType | None:
+    """prior_art.py of the operator's folder, if it has one."""
     folder = operator.oracle.__module__.rpartition(".")[0]
     if importlib.util.find_spec(f"{folder}.prior_art") is None:
-        return ()
-    return importlib.import_module(f"{folder}.prior_art").PEERS
+        return None
+    return importlib.import_module(f"{folder}.prior_art")
 
 
-def _peer(peer: Peer, told: Mapping[str, Any]) -> Variant:
+def peer_variant(peer: Peer, told: Mapping[str, Any]) -> Variant:
+    """A peer's function for these scalars and arguments, or why there is none."""
     try:
         known = version(peer.distribution)
         return Variant(peer.name, known, peer.make(told), ours=peer.ours)
