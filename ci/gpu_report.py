@@ -79,8 +79,23 @@ def judge_bench(out: Path, name: str) -> tuple[bool, str]:
     sizes = {tuple(row[key] for key in keys) for row in document["rows"]}
     measured = [row["variant"] for row in document["rows"] if "both_ratio" in row]
     complete = bool(sizes) and all(measured.count(b) == len(sizes) for b in ("cuda", "triton"))
-    text = f"{len(sizes)} sizes, {len(document['rows'])} rows on {document['device']}"
-    return complete, text
+    text = f"{len(sizes)} sizes, {len(document['rows'])} rows on {document['origin']['device']}"
+    return complete and not document["interrupted"], text
+
+
+def judge_survey(out: Path, name: str) -> tuple[bool, str]:
+    """Whether nothing of ours depends on the batch; what others do is for the reader."""
+    document = json.loads((out / f"{name}.json").read_text())
+    ours = [row for row in document["rows"] if row.get("ours") and "rows_judged" in row]
+    differing = [
+        row["variant"]
+        for row in ours
+        if any(row["rows_alone"].values()) or any(row["batches_differing"].values())
+    ]
+    backends = {row["variant"] for row in ours}
+    text = f"{len(document['rows'])} rows, {len(ours)} ours, {len(differing)} of them differ"
+    complete = backends >= {"cuda", "triton"} and not document["interrupted"]
+    return complete and not differing, text
 
 
 def last_line(out: Path, name: str) -> str:
@@ -95,6 +110,7 @@ JUDGES: dict[str, Callable[[Path, str], tuple[bool, str]]] = {
     "integration": judge_tests,
     "gates": judge_gates,
     "bench": judge_bench,
+    "survey": judge_survey,
 }
 
 

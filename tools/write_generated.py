@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Write what is derived: the JSON Schemas, and the hashes of the operator template.
 
-Run it after a change of the structs that read the contract or manifests, of the inputs that gates
-hash, or of the template. Tests compare all of it.
+Run it after a change of the structs that read the contract, manifests or records, of the inputs
+that gates hash, or of the template. Tests compare all of it.
 """
 
 import json
 import sys
 from pathlib import Path
 
-from rlk import contract, manifest, registry
+from rlk import contract, manifest, records, registry
 from rlk.gates import golden_hashes
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -22,6 +22,7 @@ def write_schemas() -> None:
     for path, schema in (
         (CORE / "contract" / "contract.schema.json", contract.json_schema()),
         (CORE / "manifest.schema.json", manifest.json_schema()),
+        (CORE / "records" / "records.schema.json", records.json_schema()),
     ):
         path.write_text(json.dumps(schema, indent=2) + "\n")
 

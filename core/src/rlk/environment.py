@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The environment a result was made in: versions, device, sources, observed arithmetic."""
 
+import hashlib
 import importlib.util
 import os
 import platform
 import shutil
 import subprocess
+from fnmatch import fnmatch
 from functools import cache
 from importlib.metadata import PackageNotFoundError, entry_points, version
 from pathlib import Path
@@ -19,6 +21,10 @@ from rlk.registry import ENTRY_POINT_GROUP
 
 # A package of nightly builds carries the second name.
 _TRITON_PACKAGES = ("triton", "pytorch-triton")
+# What decides a result: sources, and the data they read. Tests, pages and the commands that only
+# arrange and show results decide none, and not all of them are installed.
+_DECISIVE = {".py", ".cu", ".cuh", ".json"}
+_INDECISIVE = ("test_*", "conftest.py", "cli", "report", "records", "planted_faults", "__pycache__")
 # 256: a side that every matrix library hands to tensor cores where it may.
 _SIDE = 256
 
@@ -62,6 +68,35 @@ def _packages() -> dict[str, dict[str, Any]]:
     return found
 
 
+def digests() -> dict[str, str | None]:
+    """The digest of core and of every operator package, by distribution.
+
+    Returns:
+        SHA-256 of the files that decide results; None where they cannot be read.
+    """
+    return {name: package["digest"] for name, package in _packages().items()}
+
+
+def digest(folder: Path) -> str:
+    """SHA-256 of the names and contents of a package's files that decide results.
+
+    Args:
+        folder: of the package.
+    Returns:
+        The digest, in hexadecimal digits: equal for a checkout and for what it installs.
+    """
+    found = hashlib.sha256()
+    for path in sorted(folder.rglob("*"), key=lambda path: path.relative_to(folder).as_posix()):
+        parts = path.relative_to(folder).parts
+        decisive = path.suffix in _DECISIVE and not any(
+            fnmatch(part, pattern) for part in parts for pattern in _INDECISIVE
+        )
+        if decisive and path.is_file():
+            found.update(f"{'/'.join(parts)}\0{path.stat().st_size}\0".encode())
+            found.update(path.read_bytes())
+    return found.hexdigest()
+
+
 def _folder(package: str) -> Path | None:
     try:
         spec = importlib.util.find_spec(package)
@@ -72,16 +107,18 @@ def _folder(package: str) -> Path | None:
 
 @cache
 def _source(folder: Path | None) -> dict[str, Any]:
-    """Commit of the checkout that tracks a package, and whether files differ from it.
+    """Commit of the checkout that tracks a package, whether files differ from it, and the digest.
 
     An installed package may lie inside somebody else's checkout, which does not track it.
     """
-    nothing: dict[str, Any] = {"commit": None, "dirty": None}
+    nothing: dict[str, Any] = {"commit": None, "dirty": None, "digest": None}
+    if folder is not None:
+        nothing["digest"] = digest(folder)
     if folder is None or _git(folder, "ls-files", "--error-unmatch", "__init__.py") is None:
         return nothing
     commit = _git(folder, "rev-parse", "--verify", "HEAD")
     changes = _git(folder, "status", "--porcelain")
-    return nothing if commit is None else {"commit": commit, "dirty": bool(changes)}
+    return nothing if commit is None else {**nothing, "commit": commit, "dirty": bool(changes)}
 
 
 def _git(folder: Path, *arguments: str) -> str | None:

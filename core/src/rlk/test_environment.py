@@ -85,10 +85,13 @@ def test_source_of_a_checkout_names_commit_and_changes(checkout):
         ["git", "-C", str(checkout), "rev-parse", "HEAD"], capture_output=True, text=True
     ).stdout.strip()
     environment._source.cache_clear()
-    assert environment._source(checkout) == {"commit": commit, "dirty": False}
+    clean = environment.digest(checkout)
+    assert environment._source(checkout) == {"commit": commit, "dirty": False, "digest": clean}
     (checkout / "kernel.py").write_text("")
     environment._source.cache_clear()
-    assert environment._source(checkout) == {"commit": commit, "dirty": True}
+    changed = environment.digest(checkout)
+    assert environment._source(checkout) == {"commit": commit, "dirty": True, "digest": changed}
+    assert changed != clean
 
 
 def test_source_of_a_package_another_checkout_does_not_track_is_null(checkout):
@@ -96,7 +99,33 @@ def test_source_of_a_package_another_checkout_does_not_track_is_null(checkout):
     installed.mkdir(parents=True)
     (installed / "__init__.py").write_text("")
     environment._source.cache_clear()
-    assert environment._source(installed) == {"commit": None, "dirty": None}
+    found = environment._source(installed)
+    assert found == {"commit": None, "dirty": None, "digest": environment.digest(installed)}
+
+
+def test_digest_follows_what_decides_results_and_nothing_else(checkout):
+    clean = environment.digest(checkout)
+    for name in ("test_kernel.py", "conftest.py", "page.md", "report/plots.py", "cli/gate.py"):
+        (checkout / name).parent.mkdir(exist_ok=True)
+        (checkout / name).write_text("changed")
+    assert environment.digest(checkout) == clean
+    for name in ("kernel.cu", "bounds.json", "deep/device.cuh"):
+        (checkout / name).parent.mkdir(exist_ok=True)
+        (checkout / name).write_text("changed")
+        changed = environment.digest(checkout)
+        assert changed != clean
+        clean = changed
+
+
+def test_digest_tells_a_file_that_was_moved_or_cut_elsewhere(tmp_path):
+    for name, files in {"a": ("12", "3"), "b": ("1", "23")}.items():
+        (tmp_path / name).mkdir()
+        for file, text in zip(("x.py", "y.py"), files, strict=True):
+            (tmp_path / name / file).write_text(text)
+    assert environment.digest(tmp_path / "a") != environment.digest(tmp_path / "b")
+    moved = environment.digest(tmp_path / "a")
+    (tmp_path / "a" / "y.py").rename(tmp_path / "a" / "z.py")
+    assert environment.digest(tmp_path / "a") != moved
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16], ids=str)

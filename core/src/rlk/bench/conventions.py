@@ -7,15 +7,16 @@ ROUNDINGS, our own functions by the name of their rounding.
 """
 
 import argparse
+import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 
-from rlk.bench import report
-from rlk.bench.variants import Call, Variant, peer_variant, prior_art
+from rlk.bench.variants import Call, Peer, prior_art
 from rlk.cli import select
 from rlk.cli.console import complain
 from rlk.compare import raw_bits
@@ -23,6 +24,7 @@ from rlk.errors import RlkError
 from rlk.gates.inputs import default_scalars, fixture, label, without_rows
 from rlk.operator import Operator
 from rlk.parts import tensors_in
+from rlk.records import origin
 
 SCHEMA = "rlk.conventions/1"
 DTYPE = "bfloat16"
@@ -56,16 +58,15 @@ def compared(operator: Operator, device: str, rows: int, seeds: int) -> Iterator
     free = {s.name for s in operator.free_scalars}
     scalars = {n: v for n, v in default_scalars(operator).items() if n in free}
     peers = (*getattr(found, "PEERS", ()), *getattr(found, "CONVENTIONS", ()))
-    others = [peer_variant(peer, scalars) for peer in peers]
     for sizes in {
         label(s): s for s in (without_rows(w.sizes) for w in operator.workloads)
     }.values():
         batches = [_batch(operator, sizes, device, rows, seed) for seed in range(seeds)]
         for rounding, ours in roundings.items():
-            for other in others:
+            for peer in peers:
                 row = {"operator": operator.name, "size": f"{rows} rows of {label(sizes)}"}
-                row |= {"dtype": DTYPE, "rounding": rounding, "other": other.name}
-                row |= {"version": other.version, **_measured(ours, other, batches)}
+                row |= {"dtype": DTYPE, "rounding": rounding, "other": peer.name}
+                row |= {"version": peer.version() or "", **_measured(ours, peer, scalars, batches)}
                 yield row
 
 
@@ -95,9 +96,11 @@ def main(arguments: Sequence[str]) -> int:
 
 def write(path: Path, rows: Sequence[dict[str, Any]]) -> None:
     """The record as JSON, a line for each row."""
-    method = "elements of the first output whose bits differ"
-    content = {**report.document(list(rows)), "schema": SCHEMA, "method": method}
-    report.write_document(path, content)
+    content = {"schema": SCHEMA, "origin": msgspec.to_builtins(origin())}
+    content["method"] = "elements of the first output whose bits differ"
+    lines = ",\n".join(json.dumps(row) for row in rows)
+    head = json.dumps(content, indent=1).removesuffix("\n}")
+    path.write_text(f'{head},\n "rows": [\n{lines}\n ]\n}}\n')
 
 
 def _batch(
@@ -107,11 +110,13 @@ def _batch(
     return [made.inputs[t.name].to(device) for t in operator.inputs]
 
 
-def _measured(ours: Call, other: Variant, batches: Sequence[Batch]) -> dict[str, Any]:
-    if other.call is None:
-        return {"missing": other.missing}
+def _measured(
+    ours: Call, peer: Peer, scalars: Mapping[str, Any], batches: Sequence[Batch]
+) -> dict[str, Any]:
+    if peer.version() is None:
+        return {"missing": "not installed"}
     try:
-        return {**differences(ours, other.call, batches), "missing": None}
+        return {**differences(ours, peer.make(scalars), batches), "missing": None}
     except Exception as error:  # noqa: BLE001 - what cannot run here says so in its row
         return {"missing": f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"}
 

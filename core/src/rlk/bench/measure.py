@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The measurements of one operator at one size: every variant beside the floor."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -12,7 +12,9 @@ from rlk.bench.timing import Capture, Time, eager_us, extra_bytes, host_us, inte
 from rlk.bench.variants import Call, Variant, variants
 from rlk.bench.work import Work
 from rlk.parts import cut_like, tensors_in
+from rlk.records.document import BenchRow, Verdict
 
+METHOD = "CUDA graph replay, tensors in rotation, variants interleaved, medians"
 DEVICE = "cuda"
 DIRECTIONS = ("forward", "backward")
 Data = Callable[[torch.Tensor], torch.Tensor]
@@ -73,8 +75,8 @@ def _wanted(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
     return [t for t in inputs if t.requires_grad]
 
 
-def measure(work: Work) -> list[dict[str, Any]]:
-    """One row for each variant: times, ratios, memory and the host."""
+def measure(work: Work, refused: Mapping[str, tuple[Verdict, str]] | None = None) -> list[BenchRow]:
+    """One row for each variant: times, ratios, memory and the host; no time for who is refused."""
     stream = torch.cuda.Stream()
     floors = {d: bandwidth.floor(work, d, stream) for d in DIRECTIONS}
     least = {d: floors[d].us(work.least_bytes(d)) for d in DIRECTIONS}
@@ -82,7 +84,7 @@ def measure(work: Work) -> list[dict[str, Any]]:
     captures: dict[tuple[str, str], Capture] = {}
     rows = []
     hard = bool(work.operator.parameters)
-    for variant in variants(work.operator, work.scalars(), work.arguments):
+    for variant in variants(work.operator, work.scalars(), work.arguments, refused):
         row = _row(work, variant)
         rows.append(row)
         if variant.call is None:
@@ -94,15 +96,16 @@ def measure(work: Work) -> list[dict[str, Any]]:
             if variant.ours:
                 raise
             # A peer that fails says so in its row; the others go on.
-            row["missing"] = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+            reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+            row |= {"verdict": "failed", "reason": reason}
             continue
         captures |= {(variant.name, what): capture for what, capture in found.items()}
     times = interleaved(captures)
     for row in rows:
         mine = {what: time for (name, what), time in times.items() if name == row["variant"]}
-        row |= _ratios(mine, least) if mine else {}
+        row |= _ratios(mine, least, floors) if mine else {}
     _against_fastest_peer(rows)
-    return [_floor_row(work, floors, least), *rows]
+    return [BenchRow(**row) for row in (_floor_row(work, floors, least), *rows)]
 
 
 def _captures(
@@ -152,13 +155,18 @@ def _row(work: Work, variant: Variant) -> dict[str, Any]:
         "variant": variant.name,
         "version": variant.version,
         "ours": variant.ours,
-        "missing": variant.missing,
+        "verdict": variant.verdict,
+        "reason": variant.missing,
+        "rows": work.sizes["T"],
     }
 
 
-def _ratios(mine: dict[str, Time], least: dict[str, float]) -> dict[str, Any]:
-    """Times of a variant and their ratios to the floor."""
+def _ratios(
+    mine: dict[str, Time], least: dict[str, float], floors: dict[str, bandwidth.Floor]
+) -> dict[str, Any]:
+    """Times of a variant, their ratios to the floor, and the bandwidth that they amount to."""
     forward, backward = mine["forward"], mine["backward"]
+    reached = {"forward": forward, "backward": backward}
     both = mine["forward with gradients"].median + backward.median
     return {
         "forward_us": forward.median,
@@ -168,6 +176,10 @@ def _ratios(mine: dict[str, Time], least: dict[str, float]) -> dict[str, Any]:
         "backward_spread_us": backward.spread,
         "both_us": both,
         "both_ratio": both / sum(least.values()),
+        "terabytes_per_second": {
+            direction: floors[direction].terabytes_per_second * least[direction] / time.median
+            for direction, time in reached.items()
+        },
         "hard_data": {
             what.partition(", ")[2]: time.median / backward.median
             for what, time in mine.items()

@@ -1,15 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is counted and reported; and the whole run with a clock that stands in for a GPU's."""
 
-import json
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
 
-from rlk.bench import __main__ as command
-from rlk.bench import bandwidth, measure, report, variants
+from rlk.bench import bandwidth, measure, variants
 from rlk.bench.timing import Time
 from rlk.bench.work import Work, works
 from rlk.cuda import build, toolchain
@@ -170,31 +167,12 @@ def test_probe_kernel_compiles_without_a_gpu():
     assert all(used.spill_stores == 0 for used in moves)
 
 
-class EagerCapture:
-    """Runs the step once for each set; a call takes as long as its name."""
-
-    def __init__(self, step, sets, floor_us, stream):
-        self.results = [step(i) for i in range(sets)]
-
-    def replay_us(self):
-        return 10.0
-
-
 @pytest.fixture
-def on_the_cpu(monkeypatch):
-    """Everything but the clock and the memory counter, on the CPU."""
-    monkeypatch.setattr(measure, "DEVICE", "cpu")
-    monkeypatch.setattr(measure, "Capture", EagerCapture)
-    monkeypatch.setattr(measure, "interleaved", lambda found: dict.fromkeys(found, Time(30.0, 1.0)))
-    monkeypatch.setattr(measure, "extra_bytes", lambda call: (call(), 2**21)[1])
-    monkeypatch.setattr(measure, "host_us", lambda call: (call(), 20.0)[1])
-    monkeypatch.setattr(measure, "eager_us", lambda step, sets: (step(sets - 1), 25.0)[1])
+def on_the_cpu(eager_clock, monkeypatch):
+    """A size that is measured by a clock of its own, and four variants."""
     floor = bandwidth.Floor(Time(10.0, 0.5), WORK.least_bytes("forward"), "unroll 4, tiled")
     monkeypatch.setattr(bandwidth, "floor", lambda work, direction, stream: floor)
-    monkeypatch.setattr(torch.cuda, "Stream", lambda: None)
-    monkeypatch.setattr(torch.cuda, "stream", lambda stream: torch.enable_grad())
     few = Work(DEMO, "somewhere", {"T": 20, "N": 128}, torch.bfloat16)
-    monkeypatch.setattr(Work, "sets", 2)
 
     def product(x, gate, weight):
         return x * gate * weight
@@ -205,25 +183,28 @@ def on_the_cpu(monkeypatch):
     taking_part = [
         variants.Variant("cuda", "", product, ours=True),
         variants.Variant("torch.compile", "2", product),
-        variants.Variant("absent", "", None, "not installed"),
+        variants.Variant("absent", "", None, "not installed", verdict="not applicable"),
         variants.Variant("broken", "1", failing),
     ]
-    monkeypatch.setattr(measure, "variants", lambda operator, scalars, arguments: taking_part)
+    monkeypatch.setattr(measure, "variants", lambda *arguments: taking_part)
     return few
 
 
 def test_measure_every_variant_gets_a_row_beside_the_floor(on_the_cpu):
-    rows = {row["variant"]: row for row in measure.measure(on_the_cpu)}
+    rows = {row.variant: row for row in measure.measure(on_the_cpu)}
     assert list(rows) == ["floor", "cuda", "torch.compile", "absent", "broken"]
     ours = rows["cuda"]
-    assert (ours["forward_us"], ours["both_us"], ours["peer_ratio"]) == (30.0, 60.0, 1.0)
-    assert ours["extra_mib"] == 2.0
-    assert (ours["host_us"], ours["eager_us"], ours["eager_train_us"]) == (20.0, 25.0, 25.0)
-    assert {row["layout"] for row in rows.values()} == {"contiguous"}
-    assert ours["hard_data"] == {"leading zeros": 1.0, "scaled rows": 1.0}
-    assert rows["absent"]["missing"] == "not installed"
-    assert rows["broken"]["missing"] == "RuntimeError: no kernel"
-    assert "forward_us" not in rows["broken"]
+    assert (ours.forward_us, ours.both_us, ours.peer_ratio) == (30.0, 60.0, 1.0)
+    assert ours.extra_mib == 2.0
+    assert (ours.host_us, ours.eager_us, ours.eager_train_us) == (20.0, 25.0, 25.0)
+    assert {(row.layout, row.rows) for row in rows.values()} == {("contiguous", 20)}
+    assert ours.hard_data == {"leading zeros": 1.0, "scaled rows": 1.0}
+    # Its bytes at the probe's bandwidth, over the time of a call.
+    moved = ours.terabytes_per_second["forward"] * 30.0 * 1e6
+    assert round(moved) == on_the_cpu.least_bytes("forward")
+    assert (rows["absent"].verdict, rows["absent"].reason) == ("not applicable", "not installed")
+    assert (rows["broken"].verdict, rows["broken"].reason) == ("failed", "RuntimeError: no kernel")
+    assert rows["broken"].forward_us is None
 
 
 def test_measure_own_backend_that_fails_ends_the_run(on_the_cpu, monkeypatch):
@@ -231,21 +212,9 @@ def test_measure_own_backend_that_fails_ends_the_run(on_the_cpu, monkeypatch):
         raise RuntimeError("an illegal memory access was encountered")
 
     broken = [variants.Variant("cuda", "", failing, ours=True)]
-    monkeypatch.setattr(measure, "variants", lambda operator, scalars, arguments: broken)
+    monkeypatch.setattr(measure, "variants", lambda *arguments: broken)
     with pytest.raises(RuntimeError, match="illegal memory access"):
         measure.measure(on_the_cpu)
-
-
-def test_report_of_a_run_names_its_environment_and_keeps_its_rows(on_the_cpu, tmp_path):
-    rows = measure.measure(on_the_cpu)
-    text = report.table(rows)
-    assert "demo 20x128 bfloat16 contiguous" in text
-    assert "not installed" in text
-    report.write(tmp_path / "bench.json", rows)
-    document = json.loads((tmp_path / "bench.json").read_text())
-    assert document["schema"] == report.SCHEMA
-    assert {"commit", "dirty", "device", "driver", "torch", "triton"} <= document.keys()
-    assert [row["variant"] for row in document["rows"]] == [row["variant"] for row in rows]
 
 
 def test_hard_data_of_upstream_gradients_keep_shape_and_dtype():
@@ -260,10 +229,29 @@ def test_hard_data_of_upstream_gradients_keep_shape_and_dtype():
 
 def test_variants_without_prior_art_are_ours_and_the_compiled_formula(monkeypatch):
     monkeypatch.setattr(variants, "_ours", lambda operator, name, scalars: name)
-    monkeypatch.setattr(variants, "_compiled", lambda operator, scalars: None)
     found = variants.variants(DEMO, {}, {})
     assert found[:2] == ["cuda", "triton"]
     assert [v.name for v in found[2:]] == ["torch.compile"]
+    assert [peer.name for peer in variants.rivals(DEMO)] == ["torch.compile"]
+
+
+def test_variants_that_are_refused_are_not_made_and_say_why(monkeypatch):
+    def making(told):
+        raise AssertionError("it must not be made")
+
+    own = variants.Peer("cuda, two calls", "torch", making, ours=True)
+    other = variants.Peer("other", "torch", making)
+    monkeypatch.setattr(variants, "_peers", lambda operator: (own, other))
+    refused = {
+        "cuda": ("failed", "red"),
+        "triton": ("failed", "red"),
+        "other": ("other function", ""),
+    }
+    found = variants.variants(DEMO, {}, {}, {**refused, "torch.compile": ("failed", "")})
+    assert all(variant.call is None for variant in found)
+    verdicts = {variant.name: (variant.verdict, variant.missing) for variant in found}
+    assert verdicts["cuda, two calls"] == verdicts["cuda"] == ("failed", "red")
+    assert verdicts["other"] == ("other function", "")
 
 
 def test_peer_that_is_absent_says_so():
@@ -271,11 +259,15 @@ def test_peer_that_is_absent_says_so():
         raise ImportError("no such module")
 
     absent = variants.Peer("absent", "no-such-distribution", importing)
-    assert variants.peer_variant(absent, {}).missing == "not installed"
+    assert variants._peer(absent, {}).missing == "not installed"
+    assert absent.missing() == "it needs the package no-such-distribution, which is not installed"
     present = variants.Peer("torch", "torch", lambda scalars: torch.mul)
-    assert variants.peer_variant(present, {}) == variants.Variant(
-        "torch", torch.__version__, torch.mul
-    )
+    assert present.missing() is None
+    known = variants._peer(present, {})
+    assert (known.call, known.verdict) == (torch.mul, "measured")
+    assert known.version.partition("+")[0] == torch.__version__.partition("+")[0]
+    broken = variants._peer(variants.Peer("broken", "torch", importing), {})
+    assert (broken.verdict, broken.missing) == ("failed", "ImportError: no such module")
 
 
 def test_peer_of_ours_that_cannot_run_here_says_so():
@@ -283,9 +275,9 @@ def test_peer_of_ours_that_cannot_run_here_says_so():
         raise BackendError("demo: cuda cannot run")
 
     own = variants.Peer("two calls", "torch", choosing, ours=True)
-    assert variants.peer_variant(own, {}) == variants.Variant(
-        "two calls", "", None, "demo: cuda cannot run", ours=True
-    )
+    found = variants._peer(own, {})
+    assert (found.call, found.missing, found.ours) == (None, "demo: cuda cannot run", True)
+    assert found.verdict == "not applicable"
 
 
 def test_peers_are_told_scalars_and_arguments_of_the_workload(monkeypatch):
@@ -296,45 +288,7 @@ def test_peers_are_told_scalars_and_arguments_of_the_workload(monkeypatch):
         return torch.mul
 
     peer = variants.Peer("torch", "torch", making)
-    art = SimpleNamespace(PEERS=(peer,))
-    monkeypatch.setattr(variants, "prior_art", lambda operator: art)
+    monkeypatch.setattr(variants, "_peers", lambda operator: (peer,))
     monkeypatch.setattr(variants, "_ours", lambda operator, name, settings: told.append(settings))
-    monkeypatch.setattr(variants, "_compiled", lambda operator, scalars: told.append(scalars))
     variants.variants(DEMO, {"scale": 2.0}, {"width": 4})
-    everything = {"scale": 2.0, "width": 4}
-    assert told == [everything, everything, {"scale": 2.0}, everything]
-
-
-def test_command_without_a_gpu_exits_with_2(capsys, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert command.main(["--all"]) == 2
-    assert "must have an NVIDIA GPU" in capsys.readouterr().err
-
-
-def test_command_measures_the_layouts_it_is_given(monkeypatch, capsys):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(command.select, "named", lambda names: [HEADS])
-    measured = []
-    monkeypatch.setattr(command, "measure", lambda work: measured.append(work.layout) or [])
-    assert command.main(["heads", "--layout", "packed", "--rows", "8"]) == 0
-    assert command.main(["heads"]) == 0
-    assert measured == ["packed", "packed", "packed", "contiguous"]
-
-
-def test_command_that_is_interrupted_keeps_the_sizes_it_has(monkeypatch, tmp_path):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(command.select, "named", lambda names: [HEADS])
-    found = iter([[{"variant": "first"}], KeyboardInterrupt()])
-
-    def measured(work):
-        result = next(found)
-        if isinstance(result, BaseException):
-            raise result
-        return result
-
-    monkeypatch.setattr(command, "measure", measured)
-    monkeypatch.setattr(command.report, "table", lambda rows: "")
-    monkeypatch.setattr(command.report, "document", lambda rows: {"schema": "", "rows": rows})
-    with pytest.raises(KeyboardInterrupt):
-        command.main(["heads", "--json", str(tmp_path / "bench.json")])
-    assert json.loads((tmp_path / "bench.json").read_text())["rows"] == [{"variant": "first"}]
+    assert told == [{"scale": 2.0, "width": 4}] * 3

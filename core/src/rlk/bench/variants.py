@@ -17,6 +17,7 @@ import torch
 from rlk import dispatch
 from rlk.errors import BackendError, PlatformError
 from rlk.operator import Operator
+from rlk.records.document import Verdict
 
 Call = Callable[..., torch.Tensor | tuple[torch.Tensor, ...]]
 OURS = ("cuda", "triton")
@@ -35,6 +36,19 @@ class Peer:
     make: Callable[[Mapping[str, Any]], Call]
     ours: bool = False
 
+    def version(self) -> str | None:
+        """That of its library, or None where it is absent."""
+        try:
+            return version(self.distribution)
+        except PackageNotFoundError:
+            return None
+
+    def missing(self) -> str | None:
+        """What the machine lacks for it, in one clause, or None."""
+        if self.version() is None:
+            return f"it needs the package {self.distribution}, which is not installed"
+        return None
+
 
 @dataclass(frozen=True)
 class Variant:
@@ -45,16 +59,41 @@ class Variant:
     call: Call | None
     missing: str | None = None
     ours: bool = False
+    verdict: Verdict = "measured"
 
 
 def variants(
-    operator: Operator, scalars: Mapping[str, Any], arguments: Mapping[str, Any]
+    operator: Operator,
+    scalars: Mapping[str, Any],
+    arguments: Mapping[str, Any],
+    refused: Mapping[str, tuple[Verdict, str]] | None = None,
 ) -> list[Variant]:
-    """Our backends first, then PyTorch and the peers; `arguments` are those of the workload."""
+    """Our backends first, then PyTorch and the peers; `arguments` are those of the workload.
+
+    `refused` says of some names why they are not measured: they are not even made.
+    """
     told = {**scalars, **arguments}
-    found = [_ours(operator, name, told) for name in OURS]
-    found.append(Variant("torch.compile", torch.__version__, _compiled(operator, scalars)))
-    return found + [peer_variant(peer, told) for peer in getattr(prior_art(operator), "PEERS", ())]
+    refused = refused or {}
+    found = []
+    for name in OURS:
+        found.append(_refused(name, refused, True) or _ours(operator, name, told))
+    compiled = compiled_peer(operator)
+    for peer in (compiled, *_peers(operator)):
+        said = scalars if peer is compiled else told
+        found.append(_refused(peer.name, refused, peer.ours) or _peer(peer, said))
+    return found
+
+
+def rivals(operator: Operator) -> tuple[Peer, ...]:
+    """Other libraries' functions, PyTorch's compiler among them."""
+    others = tuple(peer for peer in _peers(operator) if not peer.ours)
+    return compiled_peer(operator, dynamic=True), *others
+
+
+def _refused(name: str, refused: Mapping[str, tuple[Verdict, str]], ours: bool) -> Variant | None:
+    # Two calls of a backend are that backend.
+    verdict = refused.get(name) or (refused.get(name.partition(",")[0]) if ours else None)
+    return Variant(name, "", None, verdict[1], ours, verdict[0]) if verdict else None
 
 
 def public_call(operator: Operator, backend: str, told: Mapping[str, Any]) -> Call:
@@ -80,19 +119,27 @@ def _ours(operator: Operator, backend: str, told: Mapping[str, Any]) -> Variant:
     try:
         return Variant(backend, "", public_call(operator, backend, told), ours=True)
     except (BackendError, PlatformError) as error:
-        return Variant(backend, "", None, str(error), ours=True)
+        return Variant(backend, "", None, str(error), True, "not applicable")
 
 
-def _compiled(operator: Operator, scalars: Mapping[str, Any]) -> Call:
-    """The textbook formula in FP32, rounded once at the end, as a compiler fuses it."""
+def compiled_peer(operator: Operator, dynamic: bool = False) -> Peer:
+    """The textbook formula in FP32, rounded once at the end, as a compiler fuses it.
+
+    `dynamic` compiles once for all sizes, otherwise once for each.
+    """
     fixed = {s.name: s.default for s in operator.scalars}
 
-    def formula(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        results = operator.oracle(*(t.float() for t in tensors), **{**fixed, **scalars})
-        return tuple(t.to(tensors[0].dtype) for t in results[: len(operator.outputs)])
+    def make(scalars: Mapping[str, Any]) -> Call:
+        known = {n: v for n, v in scalars.items() if n in fixed}
 
-    torch._dynamo.reset()
-    return torch.compile(formula, dynamic=False, fullgraph=True)
+        def formula(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            results = operator.oracle(*(t.float() for t in tensors), **{**fixed, **known})
+            return tuple(t.to(tensors[0].dtype) for t in results[: len(operator.outputs)])
+
+        torch._dynamo.reset()
+        return torch.compile(formula, dynamic=dynamic, fullgraph=True)
+
+    return Peer("torch.compile", "torch", make)
 
 
 def prior_art(operator: Operator) -> ModuleType | None:
@@ -103,12 +150,21 @@ def prior_art(operator: Operator) -> ModuleType | None:
     return importlib.import_module(f"{folder}.prior_art")
 
 
-def peer_variant(peer: Peer, told: Mapping[str, Any]) -> Variant:
-    """A peer's function for these scalars and arguments, or why there is none."""
+def _peers(operator: Operator) -> tuple[Peer, ...]:
+    return getattr(prior_art(operator), "PEERS", ())
+
+
+def _peer(peer: Peer, told: Mapping[str, Any]) -> Variant:
+    known = peer.version()
+    if known is None:
+        return Variant(peer.name, "", None, "not installed", peer.ours, "not applicable")
     try:
-        known = version(peer.distribution)
         return Variant(peer.name, known, peer.make(told), ours=peer.ours)
-    except (PackageNotFoundError, ImportError):
-        return Variant(peer.name, "", None, "not installed", ours=peer.ours)
+    except ImportError as error:
+        return Variant(peer.name, known, None, _one_line(error), peer.ours, "failed")
     except (BackendError, PlatformError) as error:
-        return Variant(peer.name, "", None, str(error), ours=peer.ours)
+        return Variant(peer.name, "", None, str(error), peer.ours, "not applicable")
+
+
+def _one_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"

@@ -19,6 +19,8 @@ from rlk.gates.record import Workload
 from rlk.gates.workers import judged
 from rlk.manifest import load_manifest
 from rlk.operator import Operator
+from rlk.survey.rivals import JUDGMENTS as RIVAL_JUDGMENTS
+from rlk.survey.rivals import held_to
 
 
 class Tier(StrEnum):
@@ -34,7 +36,9 @@ def gate(
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Judge every operator.")] = False,
     tier: Annotated[Tier, typer.Option(help="Size of the matrix.")] = Tier.short,
-    backend: Annotated[str | None, typer.Option(help="Judge this backend only.")] = None,
+    backend: Annotated[
+        str | None, typer.Option(help="Judge this backend only; or another library, by its name.")
+    ] = None,
     manifest: Annotated[
         Path | None, typer.Option(help="Judge the operators of this workload manifest.")
     ] = None,
@@ -55,7 +59,12 @@ def gate(
 ) -> None:
     """Judge what operators claim; exit status 0 passed, 1 judged red, 2 could not judge."""
     chosen, workload = _choose(operators or [], everything, manifest, case)
+    named = backend or (case.split("/")[1] if case and case.count("/") > 2 else None)
+    rival = named if not any(o.backend(named or "") for o in chosen) else None
+    if rival is not None:
+        chosen = [held_to(operator, rival) for operator in chosen]
     planned = gates.cases(chosen, backend=backend, tier=tier.value, seed=seed, identity=case)
+    planned = [c for c in planned if rival is None or c.judgment in RIVAL_JUDGMENTS]
     _require_runnable(planned)
     if dump is not None:
         report_file.make_folder(dump)
@@ -64,7 +73,9 @@ def gate(
         records: list[gates.Record] = []
         finished = False
         try:
-            finished = _judge(planned, dump, jobs or os.cpu_count() or 1, records)
+            # Other processes know declared backends alone.
+            processes = 1 if rival else jobs or os.cpu_count() or 1
+            finished = _judge(planned, dump, processes, records)
         finally:
             with report_file.uninterrupted():
                 report = gates.summarise(
@@ -76,14 +87,18 @@ def gate(
                     interrupted=not finished,
                 )
                 write(report)
+    _print(report, json)
+    raise typer.Exit(0 if report.passed else 1)
+
+
+def _print(report: gates.Report, json: Path | None) -> None:
     out = console()
-    for line in failures(records):
+    for line in failures(report.records):
         out.print(line, soft_wrap=True)
-    out.print(judgments(records))
+    out.print(judgments(report.records))
     out.print(conclusion(report))
     if json is not None:
         out.print(f"report: {json}", soft_wrap=True)
-    raise typer.Exit(0 if report.passed else 1)
 
 
 def _choose(

@@ -11,6 +11,8 @@ import msgspec
 
 from rlk.errors import RlkError
 from rlk.gates import Report
+from rlk.records import Document
+from rlk.records.files import text_of
 
 
 @contextmanager
@@ -22,22 +24,46 @@ def writer(path: Path | None) -> Iterator[Callable[[Report], None]]:
     Raises:
         RlkError: the file cannot be opened or written.
     """
+
+    def encoded(report: Report) -> bytes:
+        # msgspec writes NaN and infinities as null.
+        return msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n"
+
+    with _rewritten("gate", path) as write:
+        yield lambda report: write(encoded(report))
+
+
+@contextmanager
+def record_writer(command: str, path: Path | None) -> Iterator[Callable[[Document], None]]:
+    """The same for a record of `rlk bench` or `rlk survey`, which may be written several times.
+
+    Raises:
+        RlkError: the file cannot be opened or written.
+    """
+    with _rewritten(command, path) as write:
+        yield lambda record: write(text_of(record).encode())
+
+
+@contextmanager
+def _rewritten(command: str, path: Path | None) -> Iterator[Callable[[bytes], None]]:
+    """A file that each call of the value replaces the content of."""
     if path is None:
-        yield lambda report: None
+        yield lambda text: None
         return
     try:
         file = path.open("wb")
     except OSError as error:
-        raise _unwritable("--json", path, error) from error
+        raise _unwritable(f"{command}: --json", path, error) from error
 
-    def write(report: Report) -> None:
-        # msgspec writes NaN and infinities as null.
-        text = msgspec.json.format(msgspec.json.encode(report), indent=2)
+    def write(text: bytes) -> None:
         try:
-            file.write(text + b"\n")
+            if file.seekable():
+                file.seek(0)
+                file.truncate()
+            file.write(text)
             file.flush()
         except OSError as error:
-            raise _unwritable("--json", path, error) from error
+            raise _unwritable(f"{command}: --json", path, error) from error
 
     with file:
         yield write
@@ -68,8 +94,8 @@ def make_folder(path: Path) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise _unwritable("--dump", path, error) from error
+        raise _unwritable("gate: --dump", path, error) from error
 
 
 def _unwritable(option: str, path: Path, error: OSError) -> RlkError:
-    return RlkError(f"gate: {option} must be writable, got {path} ({error.strerror})")
+    return RlkError(f"{option} must be writable, got {path} ({error.strerror})")

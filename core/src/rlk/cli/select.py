@@ -37,6 +37,19 @@ def every() -> list[Operator]:
     return [operators[name] for name in sorted(operators)]
 
 
+def some(command: str, names: Sequence[str], everything: bool) -> list[Operator]:
+    """The operators that a command was given, by name or by --all.
+
+    Raises:
+        RlkError: both or neither, or one of the names is unknown.
+    """
+    if names and everything:
+        raise RlkError(f"{command}: operators must be named or --all, got both")
+    if not names and not everything:
+        raise RlkError(f"{command}: operators must be named, got none; give OP or --all")
+    return named(names) if names else every()
+
+
 def named(names: Sequence[str]) -> list[Operator]:
     """The operators of these names, each once.
 

@@ -246,7 +246,10 @@ def test_gate_options_reach_the_judge(invoke, judged, tmp_path):
         ((), "gate: operators must be named, got none; give OP, --all or --manifest"),
         (("twice", "--all"), "gate: operators must be named or --all, got both"),
         (("twise",), "operator must be one of twice, got 'twise'; did you mean twice?"),
-        (("twice", "--backend", "cuda"), "backend must be one of golden, quantum, got 'cuda'"),
+        (
+            ("twice", "--backend", "cuda"),
+            "twice: backend must be one of quantum, golden, torch.compile, got 'cuda'",
+        ),
         (
             ("twice", "--backend", "quantum"),
             'twice: backend "quantum" cannot run here: it needs qubits',

@@ -90,11 +90,11 @@ class Candidate:
                 again = self._placed(inputs, upstream)
                 run.states = self._states(again[0], results, again[1], scalars)
         run.given = self._given(leaves, given)
-        run.launches = list(launches)
+        run.launches = self._own(launches)
         run.between = between
         run.directions = run.directions if gradients else ("forward",)
         self._last = {**inputs, **{f"d{n}": t for n, t in upstream.items()}, **run.tensors}
-        self.launches += launches
+        self.launches += run.launches
         run.faults = wrong + _wrong_rounding(run) + _not_normalised(run)
         return run
 
@@ -118,8 +118,8 @@ class Candidate:
         with trace() as launches, fresh_memory_is_nan():
             results = self.call(leaves, scalars)
             run = Run({}, self._states(leaves, results, given, scalars))
-        run.launches = list(launches)
-        self.launches += launches
+        run.launches = self._own(launches)
+        self.launches += run.launches
         run.faults = _not_normalised(run)
         return run
 
@@ -141,6 +141,13 @@ class Candidate:
     ) -> tuple[torch.Tensor, ...]:
         """Outputs and saved state of the public path."""
         return self.execution.call(*self.execution.arguments(tensors, scalars, self.backend))
+
+    def _own(self, launches: list[Launch]) -> list[Launch]:
+        """All launches; of another library, without the sums that are formed for it."""
+        row = self.operator.backend(self.backend)
+        if row is None or row.ours:
+            return list(launches)
+        return [launch for launch in launches if launch.backend == self.backend]
 
     def _placed(
         self, inputs: Mapping[str, torch.Tensor], upstream: Mapping[str, torch.Tensor]

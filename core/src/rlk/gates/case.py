@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The unit of gate work: one judgment of one operator on one backend in one dtype."""
 
+import shlex
 from dataclasses import dataclass
 from typing import get_args
 
@@ -37,7 +38,7 @@ class Case:
     def repro(self) -> str:
         """The command that repeats this case alone."""
         tier = "" if self.tier == "short" else f" --tier {self.tier}"
-        return f"rlk gate --case {self.identity} --seed {self.seed}{tier}"
+        return f"rlk gate --case {shlex.quote(self.identity)} --seed {self.seed}{tier}"
 
     @property
     def device(self) -> torch.device:

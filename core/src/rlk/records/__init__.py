@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Records that are kept: what was measured, by which sources, on which machine.
+
+document.py says what a record holds, files.py reads and writes it, state.py tells whether it is of
+the sources that are here.
+"""
+
+from rlk.records.document import (
+    Bench,
+    BenchRow,
+    Document,
+    GateRow,
+    GateSummary,
+    Origin,
+    Source,
+    Survey,
+    SurveyRow,
+    TensorAccuracy,
+    origin,
+)
+from rlk.records.files import decode, json_schema, load_folder, write
+from rlk.records.state import State, state
+
+__all__ = [
+    "Bench",
+    "BenchRow",
+    "Document",
+    "GateRow",
+    "GateSummary",
+    "Origin",
+    "Source",
+    "State",
+    "Survey",
+    "SurveyRow",
+    "TensorAccuracy",
+    "decode",
+    "json_schema",
+    "load_folder",
+    "origin",
+    "state",
+    "write",
+]

@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The records as strict structs; `records.schema.json` is derived from them."""
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated, Literal, TypeAlias
+
+import msgspec
+from msgspec import Meta
+
+from rlk import environment
+from rlk.gates.record import Judgment, Status
+
+Digest = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+Commit = Annotated[str, Meta(pattern="^[0-9a-f]{40}$")]
+
+# How an attempt at a variant ended.
+Verdict = Literal["measured", "failed", "not applicable", "other function"]
+# What an attempt ended with, in words.
+VERDICTS: dict[Verdict, str] = {
+    "measured": "measured",
+    "failed": "attempted and failed",
+    "not applicable": "not applicable",
+    "other function": "excluded by the probe: it computes another function",
+}
+
+
+class Strict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Immutable; an unknown key is an error."""
+
+
+class Source(Strict, frozen=True, kw_only=True):
+    """Where a package came from; `digest` is of the files that decide its results."""
+
+    version: str
+    commit: Commit | None
+    dirty: bool | None
+    digest: Digest | None
+
+
+class Origin(Strict, frozen=True, kw_only=True):
+    """The command of a run, the sources it ran, and the machine."""
+
+    command: str
+    packages: dict[str, Source]
+    device: str
+    driver: str | None
+    compute_capability: str | None
+    python: str
+    torch: str
+    triton: str | None
+    cuda: str | None
+
+    @property
+    def platform(self) -> str:
+        """Such as sm_90, or cpu: what columns of the support matrix are named after."""
+        capability = self.compute_capability
+        return "cpu" if capability is None else f"sm_{capability.replace('.', '')}"
+
+    @property
+    def commit(self) -> str | None:
+        """The commit of core."""
+        return self.packages["rlk-core"].commit
+
+    @property
+    def dirty(self) -> bool:
+        """Whether any package differed from its commit, or is not known to equal it."""
+        return any(source.dirty is not False for source in self.packages.values())
+
+
+class BenchRow(Strict, frozen=True, kw_only=True, omit_defaults=True):
+    """One variant at one size: microseconds, ratios to the floor and to the fastest peer.
+
+    `floor` is a variant too: the time in which the same bytes are moved and nothing computed.
+    `hard_data` are times of backward on upstream gradients that make an exact sum harder, as
+    multiples of the ordinary time.
+    """
+
+    operator: str
+    size: str
+    layout: str
+    dtype: str
+    variant: str
+    version: str = ""
+    ours: bool = False
+    verdict: Verdict = "measured"
+    reason: str | None = None
+    rows: int | None = None
+    forward_us: float | None = None
+    forward_spread_us: float | None = None
+    forward_ratio: float | None = None
+    backward_us: float | None = None
+    backward_spread_us: float | None = None
+    both_us: float | None = None
+    both_ratio: float | None = None
+    peer_ratio: float | None = None
+    terabytes_per_second: dict[str, float] = {}
+    extra_mib: float | None = None
+    host_us: float | None = None
+    host_train_us: float | None = None
+    eager_us: float | None = None
+    eager_train_us: float | None = None
+    sets: int | None = None
+    hard_data: dict[str, float] = {}
+
+
+class Bench(Strict, frozen=True, kw_only=True, tag_field="schema", tag="rlk.bench/2"):
+    """A run of `rlk bench`."""
+
+    origin: Origin
+    method: str
+    interrupted: bool = False
+    rows: list[BenchRow]
+
+
+class TensorAccuracy(Strict, frozen=True, kw_only=True):
+    """One tensor of a variant against the FP64 oracle.
+
+    `beyond` elements of `elements` exceed the element-wise tolerance of the contract; `max_ulp` is
+    the largest error in ulp at the reference's root mean square.
+    """
+
+    dtype: str
+    elements: int
+    beyond: int
+    correctly_rounded: float
+    max_ulp: float | None
+    max_abs_error: float | None
+    ulp_histogram: dict[str, int]
+
+
+class SurveyRow(Strict, frozen=True, kw_only=True, omit_defaults=True):
+    """What a variant computes, and what of it depends on the batch.
+
+    `rows_alone` counts, by tensor, how many of `rows_judged` rows have other bits alone than in
+    their batch; `batches_differing` in how many of `batches` smaller batches any row has.
+    `order_free` says by parameter gradient whether its bits survive permuted rows and padding.
+    """
+
+    operator: str
+    size: str
+    dtype: str
+    variant: str
+    version: str = ""
+    ours: bool = False
+    verdict: Verdict = "measured"
+    reason: str | None = None
+    rows: int | None = None
+    rows_judged: int | None = None
+    rows_alone: dict[str, int] = {}
+    batches: int | None = None
+    batches_differing: dict[str, int] = {}
+    order_free: dict[str, bool] = {}
+    accuracy: dict[str, TensorAccuracy] = {}
+
+    @property
+    def worst_gradient_ulp(self) -> float | None:
+        """The largest error of any gradient."""
+        found = [a.max_ulp for name, a in self.accuracy.items() if name.startswith("d")]
+        return max((u for u in found if u is not None), default=None)
+
+
+class Survey(Strict, frozen=True, kw_only=True, tag_field="schema", tag="rlk.survey/1"):
+    """A run of `rlk survey`."""
+
+    origin: Origin
+    seed: int
+    interrupted: bool = False
+    rows: list[SurveyRow]
+
+
+class GateRow(Strict, frozen=True, kw_only=True):
+    """How many records one judgment of one operator on one backend left with one status."""
+
+    operator: str
+    bits_version: int
+    backend: str
+    judgment: Judgment
+    status: Status
+    records: int
+
+
+class GateSummary(Strict, frozen=True, kw_only=True, tag_field="schema", tag="rlk.gate-summary/2"):
+    """Reports of `rlk gate`, counted."""
+
+    origin: Origin
+    tier: str
+    seed: int
+    passed: bool
+    rows: list[GateRow]
+
+
+Document: TypeAlias = Bench | Survey | GateSummary
+
+
+def origin(facts: dict | None = None, command: str | None = None) -> Origin:
+    """The origin of a record made now by this process, or of one with these facts.
+
+    Args:
+        facts: what `rlk.environment.facts` gave; taken now if none.
+        command: what was run; this process's arguments if none.
+    Returns:
+        The origin.
+    """
+    facts = facts or environment.facts()
+    if command is None:
+        command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    kept = ("device", "driver", "compute_capability", "python", "torch", "triton", "cuda")
+    packages = {name: Source(**source) for name, source in facts["packages"].items()}
+    return Origin(command=command, packages=packages, **{name: facts[name] for name in kept})

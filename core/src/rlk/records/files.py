@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Records as JSON files: a line for each row, so that a difference is a line too."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from rlk.errors import RlkError
+from rlk.records.document import Document
+
+# Digits kept of a number: more would be noise.
+_DIGITS = 4
+
+
+def decode(text: bytes, name: object = "record") -> Document:
+    """A record of any kind.
+
+    Args:
+        text: its JSON.
+        name: what an error calls it.
+    Returns:
+        The record.
+    Raises:
+        RlkError: it is no record, or a value does not fit; the message names the place.
+    """
+    try:
+        return msgspec.json.decode(text, type=Document)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise RlkError(f"{name}: must be a record of rlk, got: {error}") from error
+
+
+def load_folder(folder: Path) -> dict[str, Document]:
+    """Every record under a folder, by its path there; other JSON is left alone.
+
+    Args:
+        folder: where records lie.
+    Returns:
+        Records by relative path, sorted.
+    Raises:
+        RlkError: the folder cannot be read, or a record in it is broken.
+    """
+    if not folder.is_dir():
+        raise RlkError(f"{folder}: must be a folder of records, got none")
+    found: dict[str, Document] = {}
+    for path in sorted(folder.rglob("*.json")):
+        text = path.read_bytes()
+        if _schema_of(text) in _KINDS:
+            found[path.relative_to(folder).as_posix()] = decode(text, path)
+    return found
+
+
+def write(path: Path, document: Document) -> None:
+    """Write a record.
+
+    Args:
+        path: the file.
+        document: the record.
+    """
+    path.write_text(text_of(document))
+
+
+def text_of(document: Document) -> str:
+    """A record as it is written: numbers rounded, a line for each row."""
+    content = _rounded(msgspec.to_builtins(document))
+    lines = ",\n".join(json.dumps(row) for row in content.pop("rows"))
+    head = json.dumps(content, indent=1).removesuffix("\n}")
+    return f'{head},\n "rows": [\n{lines}\n ]\n}}\n'
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON Schema of records, as published in `records.schema.json`."""
+    draft = "https://json-schema.org/draft/2020-12/schema"
+    return {"$schema": draft, **msgspec.json.schema(Document)}
+
+
+def _schema_of(text: bytes) -> object:
+    try:
+        document = json.loads(text)
+    except ValueError:
+        return None
+    return document.get("schema") if isinstance(document, dict) else None
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return float(f"{value:.{_DIGITS}g}")
+    if isinstance(value, dict):
+        return {key: _rounded(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_rounded(item) for item in value]
+    return value
+
+
+_KINDS = {kind.__struct_config__.tag for kind in Document.__args__}

@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plots of records as SVG text: the same records give the same bytes."""
+
+import io
+import textwrap
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeAlias
+
+import matplotlib as mpl
+from matplotlib.figure import Figure
+
+from rlk.records import BenchRow, SurveyRow
+
+Axes: TypeAlias = Any
+
+# Ours in greens, others in the order in which they come.
+OURS = {"cuda": "#0f766e", "triton": "#14b8a6", "golden": "#86b8a8"}
+PEERS = ("#c2410c", "#7c3aed", "#2563eb", "#a16207", "#be185d", "#475569", "#0891b2", "#65a30d")
+FLOOR = "#111827"
+# Inches: a column of the site, and what one bar and one panel need.
+_WIDTH, _BAR, _PANEL = 8.0, 0.24, 2.6
+# Letters of a line of a size beside its bar.
+_LABEL = 44
+_STYLE = {
+    "svg.hashsalt": "rlk",
+    "svg.fonttype": "none",  # text stays text: readable, searchable, small
+    "font.family": "sans-serif",
+    "font.size": 9.0,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titlelocation": "left",
+    "axes.titlesize": 9.0,
+    "legend.frameon": False,
+    "legend.fontsize": 8.0,
+}
+
+
+def against_peers(rows: Sequence[BenchRow]) -> str:
+    """Forward and forward+backward of every variant at every size, in multiples of the floor."""
+    sizes = _groups(rows, lambda row: (row.size, row.layout, row.dtype))
+    colours = _colours(rows)
+
+    def draw(axes: Axes, key: tuple[str, ...], found: list[BenchRow]) -> None:
+        measured = [row for row in found if row.both_ratio is not None]
+        for place, row in enumerate(reversed(measured)):
+            forward, both = row.forward_ratio or 0.0, row.both_ratio or 0.0
+            colour = colours[row.variant]
+            axes.barh(place + 0.2, forward, 0.36, color=colour, alpha=0.45)
+            axes.barh(place - 0.2, both, 0.36, color=colour)
+            axes.text(both, place - 0.2, f" {both:g}", va="center", fontsize=7)
+        axes.set_yticks(range(len(measured)), [row.variant for row in reversed(measured)])
+        axes.axvline(1.0, color=FLOOR, linewidth=1.0, linestyle=":")
+        axes.set_title(" ".join(key))
+
+    heights = [
+        _BAR * 2.2 * max(2, sum(r.both_ratio is not None for r in f)) for f in sizes.values()
+    ]
+    return _panels(
+        sizes, draw, heights, "times the floor; pale: forward, full: forward and backward"
+    )
+
+
+def time_per_rows(rows: Sequence[BenchRow]) -> str | None:
+    """Forward and backward over the number of rows; None unless a size has two counts."""
+    groups = _groups(
+        [row for row in rows if row.rows and row.both_us is not None],
+        lambda row: (_without_rows(row), row.layout, row.dtype),
+    )
+    groups = {key: found for key, found in groups.items() if len({r.rows for r in found}) > 1}
+    if not groups:
+        return None
+    colours = _colours(rows)
+
+    def draw(axes: Axes, key: tuple[str, ...], found: list[BenchRow]) -> None:
+        for name, points in _groups(found, lambda row: row.variant).items():
+            points.sort(key=lambda row: row.rows or 0)
+            style = {"color": FLOOR, "linestyle": ":"} if name == "floor" else {}
+            style = {"color": colours.get(name, FLOOR), **style}
+            xs, ys = [row.rows for row in points], [row.both_us for row in points]
+            axes.plot(xs, ys, marker="o", markersize=3, linewidth=1.2, label=name, **style)
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        axes.set_ylabel("us")
+        axes.set_title(" ".join(key))
+
+    return _panels(groups, draw, [_PANEL] * len(groups), "rows; forward and backward")
+
+
+def roofline(rows: Sequence[BenchRow]) -> str | None:
+    """Bandwidth that each variant reaches in forward, under what the probe reaches."""
+    floors = {
+        (row.size, row.layout, row.dtype): row.terabytes_per_second["forward"]
+        for row in rows
+        if row.variant == "floor" and "forward" in row.terabytes_per_second
+    }
+    if not floors:
+        return None
+    colours = _colours(rows)
+    names = [textwrap.fill(" ".join(key[:2]), _LABEL) for key in floors]
+    with mpl.rc_context(_STYLE):
+        height = max(_PANEL, 0.42 * len(floors) + 0.9)
+        figure = Figure(figsize=(_WIDTH, height), layout="constrained")
+        axes = figure.subplots()
+        for place, (key, ceiling) in enumerate(floors.items()):
+            axes.plot([ceiling, ceiling], [place - 0.35, place + 0.35], color=FLOOR, linewidth=2.0)
+            for row in rows:
+                if (row.size, row.layout, row.dtype) == key and row.forward_ratio:
+                    reached = ceiling / row.forward_ratio
+                    axes.plot(reached, place, "o", color=colours[row.variant], label=row.variant)
+        axes.set_yticks(range(len(floors)), names)
+        axes.invert_yaxis()
+        axes.set_xlim(left=0.0)
+        axes.set_xlabel("TB/s in forward; the line is what moving the bytes alone reaches")
+        _legend(figure)
+        return _svg(figure)
+
+
+def differing_rows(rows: Sequence[SurveyRow]) -> str | None:
+    """The share of rows whose bits differ alone from those in their batch, by tensor."""
+    found = [row for row in rows if row.rows_judged and row.rows_alone]
+    groups = _groups(found, lambda row: (row.size, row.dtype))
+    colours = _colours(rows)
+
+    def draw(axes: Axes, key: tuple[str, ...], found: list[SurveyRow]) -> None:
+        tensors = list(dict.fromkeys(name for row in found for name in row.rows_alone))
+        labels = [f"{row.variant}: {name}" for row in found for name in tensors]
+        shares = [
+            (row, 100.0 * row.rows_alone.get(name, 0) / (row.rows_judged or 1))
+            for row in found
+            for name in tensors
+        ]
+        for place, (row, share) in enumerate(reversed(shares)):
+            axes.barh(place, share, 0.7, color=colours[row.variant])
+            axes.text(share, place, f" {share:g}", va="center", fontsize=7)
+        axes.set_yticks(range(len(labels)), labels[::-1], fontsize=7)
+        axes.set_xlim(0.0, 105.0)
+        axes.set_title(" ".join(key))
+
+    if not groups:
+        return None
+    heights = [
+        _BAR * 0.75 * max(4, sum(len(row.rows_alone) for row in found)) for found in groups.values()
+    ]
+    return _panels(groups, draw, heights, "per cent of rows whose bits differ alone")
+
+
+def ulp_histograms(rows: Sequence[SurveyRow]) -> str | None:
+    """How many elements are how many ulp away from the correctly rounded one, by tensor."""
+    found = [row for row in rows if row.accuracy]
+    if not found:
+        return None
+    groups = _groups(
+        [(row, name) for row in found for name in row.accuracy],
+        lambda pair: (pair[1], pair[0].size, pair[0].dtype),
+    )
+    colours = _colours(rows)
+
+    def draw(axes: Axes, key: tuple[str, ...], pairs: list[tuple[SurveyRow, str]]) -> None:
+        bins = list(dict.fromkeys(b for row, n in pairs for b in row.accuracy[n].ulp_histogram))
+        width = 0.8 / len(pairs)
+        for index, (row, name) in enumerate(pairs):
+            accuracy = row.accuracy[name]
+            shares = [accuracy.ulp_histogram.get(b, 0) / accuracy.elements for b in bins]
+            places = [place + (index - len(pairs) / 2 + 0.5) * width for place in range(len(bins))]
+            axes.bar(places, shares, width, color=colours[row.variant], label=row.variant)
+        axes.set_xticks(range(len(bins)), bins)
+        axes.set_yscale("log")
+        axes.set_ylabel("share")
+        axes.set_title(" ".join(key))
+
+    return _panels(
+        groups, draw, [_PANEL * 0.8] * len(groups), "ulp from the correctly rounded value"
+    )
+
+
+def _panels(
+    groups: dict[Any, list[Any]],
+    draw: Callable[[Axes, Any, list[Any]], None],
+    heights: Sequence[float],
+    label: str,
+) -> str:
+    """One panel above the other for each group."""
+    with mpl.rc_context(_STYLE):
+        figure = Figure(figsize=(_WIDTH, sum(heights) + 0.6 * len(groups)), layout="constrained")
+        many = figure.subplots(len(groups), 1, squeeze=False, height_ratios=list(heights))
+        for (axes,), (key, found) in zip(many, groups.items(), strict=True):
+            draw(axes, key, found)
+        many[-1][0].set_xlabel(label)
+        _legend(figure)
+        return _svg(figure)
+
+
+def _legend(figure: Figure) -> None:
+    """One legend for all panels, below them; none where nothing is labelled."""
+    found: dict[str, Any] = {}
+    for axes in figure.axes:
+        handles, labels = axes.get_legend_handles_labels()
+        found |= dict(zip(labels, handles, strict=True))
+    if found:
+        figure.legend(found.values(), found.keys(), loc="outside lower center", ncols=4)
+
+
+def _svg(figure: Figure) -> str:
+    text = io.StringIO()
+    # Without a date: what did not change is the same file.
+    figure.savefig(text, format="svg", metadata={"Date": None})
+    svg = text.getvalue()
+    return svg[svg.index("<svg") :]
+
+
+def _colours(rows: Iterable[BenchRow] | Iterable[SurveyRow]) -> dict[str, str]:
+    """A colour for each variant."""
+    names = dict.fromkeys(row.variant for row in rows if row.variant != "floor")
+    others = [name for name in names if name not in OURS]
+    return {**OURS, **{name: PEERS[i % len(PEERS)] for i, name in enumerate(others)}}
+
+
+def _groups(rows: Iterable[Any], key: Callable[[Any], Any]) -> dict[Any, list[Any]]:
+    groups: dict[Any, list[Any]] = {}
+    for row in rows:
+        groups.setdefault(key(row), []).append(row)
+    return groups
+
+
+def _without_rows(row: BenchRow) -> str:
+    """The size with its number of rows left open."""
+    parts = row.size.split("x")
+    return "x".join("T" if part == str(row.rows) else part for part in parts)

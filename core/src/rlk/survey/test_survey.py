@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Libraries that are right, wrong, absent and broken, and what is said of each."""
+
+import pytest
+
+from rlk.bench.variants import Peer
+from rlk.errors import BackendError
+from rlk.gates import cases, judge
+from rlk.operator import Claim, Workload
+from rlk.survey import rivals, values
+from rlk.survey.rivals import held_to
+from rlk.test_support import tiny_operator
+
+
+def oracle(x, weight, *, factor):
+    peak = x.detach().abs().amax(-1)
+    return x * peak[..., None] * weight * factor, peak
+
+
+OPERATOR = tiny_operator(
+    "surveyed",
+    oracle=oracle,
+    workloads=(Workload("somewhere", {"T": 131, "N": 33}),),
+    claims=(
+        Claim("repeatable", ("y", "peak", "dx", "dweight")),
+        Claim("batch_invariant", ("y", "peak", "dx")),
+        Claim("order_free", ("dweight",)),
+        Claim("backend_equal", ("y", "peak", "dx", "dweight")),
+    ),
+)
+
+
+def plain(told):
+    """PyTorch's own operations; its sum over rows rounds at every step."""
+    return lambda x, weight: oracle(x, weight, **told)[0]
+
+
+def by_count(told):
+    """As some libraries: another rounding where there are many rows."""
+    more = 1 + 2.0**-20
+
+    def call(x, weight):
+        y = plain(told)(x, weight)
+        return y * more if len(x) > 16 else y
+
+    return call
+
+
+def other(told):
+    return lambda x, weight: x * weight
+
+
+def broken(told):
+    def call(x, weight):
+        raise RuntimeError("no kernel\nfor this")
+
+    return call
+
+
+PEERS = (
+    Peer("plain", "torch", plain),
+    Peer("by count", "torch", by_count),
+    Peer("other", "torch", other),
+    Peer("broken", "torch", broken),
+    Peer("absent", "no-such-distribution", plain),
+)
+
+
+@pytest.fixture(autouse=True)
+def peers(monkeypatch):
+    for module in (rivals, values):
+        monkeypatch.setattr(module, "rivals", lambda operator: PEERS)
+
+
+@pytest.fixture
+def row():
+    (place,) = values.places(OPERATOR, "float32", None, seed=1)
+    return lambda name: values.survey(place, name)
+
+
+def test_survey_of_our_backend_finds_nothing_that_depends_on_the_batch(row):
+    found = row("golden")
+    assert (found.verdict, found.ours, found.size) == ("measured", True, "131x33")
+    assert found.rows_judged == 64
+    assert found.rows_alone == found.batches_differing == {"y": 0, "dx": 0}
+    assert found.order_free == {"dweight": True}
+    assert found.accuracy.keys() == {"y", "dx", "dweight"}
+    assert all(tensor.beyond == 0 for tensor in found.accuracy.values())
+
+
+def test_survey_of_a_plain_sum_finds_that_its_dweight_follows_the_order(row):
+    found = row("plain")
+    assert (found.verdict, found.ours, found.version) == ("measured", False, PEERS[0].version())
+    assert found.rows_alone == {"y": 0, "dx": 0}
+    assert found.order_free == {"dweight": False}
+    assert found.worst_gradient_ulp > 0
+
+
+def test_survey_of_a_row_count_dependent_library_counts_its_rows(row):
+    found = row("by count")
+    assert found.verdict == "measured"
+    assert 0 < found.rows_alone["y"] <= found.rows_judged
+    # Batches of 2, 3, 7 and 16 rows differ from the whole; larger ones are computed alike.
+    assert found.batches_differing["y"] == 4
+    assert found.batches == 7
+
+
+def test_survey_of_another_function_is_excluded_by_the_probe(row):
+    found = row("other")
+    assert found.verdict == "other function"
+    assert "elements of y beyond the contract" in found.reason
+    assert found.rows_judged is None
+
+
+def test_survey_of_a_library_that_fails_or_is_absent_says_so(row):
+    assert (row("broken").verdict, row("broken").reason) == (
+        "failed",
+        "RuntimeError: no kernel for this",
+    )
+    absent = row("absent")
+    assert absent.verdict == "not applicable"
+    assert absent.reason == "it needs the package no-such-distribution, which is not installed"
+
+
+def test_survey_of_our_backend_that_breaks_ends_the_run(row, monkeypatch):
+    def breaking(*arguments):
+        raise RuntimeError("an illegal memory access was encountered")
+
+    monkeypatch.setattr(values, "_measured", breaking)
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        row("golden")
+
+
+def judged(name, judgment):
+    operator = held_to(OPERATOR, name)
+    (case,) = (
+        case
+        for case in cases([operator], backend=name)
+        if (case.judgment, case.dtype) == (judgment, "float32")
+    )
+    return {(r.tensor, r.config): r for r in judge(case)}
+
+
+def status(records):
+    return {record.status for record in records.values()}
+
+
+def test_gate_of_a_row_count_dependent_library_is_red():
+    found = judged("by count", "forward_invariance")
+    assert "failed" in status(found)
+    assert found["y", "chunked_7"].status == "failed"
+    assert status(judged("plain", "forward_invariance")) == {"passed"}
+
+
+def test_gate_of_a_library_judges_its_own_gradients():
+    assert status(judged("plain", "forward_accuracy")) == {"passed"}
+    assert status(judged("plain", "gradient_accuracy")) == {"passed"}
+    found = judged("plain", "order_free")
+    assert {tensor for tensor, _ in found} == {"dweight"}
+    assert "failed" in status(found)
+    # What ran is the library, and nothing of the sums that are formed for it.
+    (record, *_) = found.values()
+    assert record.provenance.actual == ["plain"]
+
+
+def test_gate_of_a_library_that_is_unknown_names_those_there_are():
+    with pytest.raises(
+        BackendError, match="must be one of golden, plain, by count, .* got 'nobody'"
+    ):
+        held_to(OPERATOR, "nobody")

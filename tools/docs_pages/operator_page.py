@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The page of one operator: what its folder says, its declaration, and what was measured."""
+
+from collections.abc import Iterator, Sequence
+
+from docs_pages.errors import StageError
+from docs_pages.evidence import Evidence, Found
+from docs_pages.markdown import before, headings, table
+from rlk.operator import Backend, Claim, Operator, Tensor
+from rlk.records import Origin
+from rlk.report import plots, tables
+
+# Every page has these; what is generated stands in front of the first.
+REQUIRED = ("Beside other libraries", "Reuse", "Limits")
+NOT_RUN = "not run"
+
+
+def page(operator: Operator, text: str, evidence: Evidence) -> tuple[str, dict[str, str]]:
+    """The page, and its plots by file name.
+
+    Raises:
+        StageError: the page of the folder lacks a section.
+    """
+    missing = [heading for heading in REQUIRED if heading not in headings(text)]
+    if missing:
+        raise StageError(f"{operator.name}: page.md must have a section {missing[0]}, got none")
+    measured, images = _measured(operator, evidence)
+    parts = [_declaration(operator), _claims(operator, evidence), _dispatch(operator), measured]
+    return before(text, REQUIRED[0], "\n".join(parts)), images
+
+
+def _declaration(operator: Operator) -> str:
+    groups = (("input", operator.inputs), ("output", operator.outputs), ("saved", operator.saved))
+    tensors = [
+        (f"`{t.name}`", role, f"`{_shape(t)}`", ", ".join(t.dtype), t.gradient)
+        for role, found in groups
+        for t in found
+    ]
+    scalars = [
+        (f"`{s.name}`", f"`{s.default}`", "fixed" if s.fixed else ", ".join(s.choices) or None)
+        for s in operator.scalars
+    ]
+    reductions = [(f"`{r.result}`", r.primitive, r.axis) for r in operator.reductions]
+    sites = [
+        (w.site, ", ".join(f"{symbol} = {size}" for symbol, size in w.sizes.items()))
+        for w in operator.workloads
+    ]
+    return "\n".join(
+        [
+            "## Declaration\n",
+            f"`{operator.package}.{operator.name}`, bits version {operator.bits_version}.\n",
+            table(("tensor", "role", "shape", "dtype", "gradient"), tensors),
+            table(("scalar", "default", "values"), scalars) if scalars else "",
+            table(("result", "primitive", "along"), reductions) if reductions else "",
+            table(("site", "sizes"), sites),
+        ]
+    )
+
+
+def _shape(tensor: Tensor) -> str:
+    return f"[{', '.join(tensor.shape)}]"
+
+
+def columns(operator: Operator, evidence: Evidence) -> list[tuple[Backend, str]]:
+    """The backends of an operator with each platform of records that they run on."""
+    platforms = list(dict.fromkeys(["cpu", *evidence.platforms]))
+    return [(b, p) for b in operator.backends for p in platforms if runs_on(b, p)]
+
+
+def runs_on(backend: Backend, platform: str) -> bool:
+    """Whether a backend is declared for cpu, or for a GPU architecture such as sm_90."""
+    kind = "nvidia" if platform.startswith("sm_") else platform
+    return kind in backend.platforms + backend.on_request
+
+
+def cell(found: Found | None, depth: str = "../") -> str:
+    """What a record says, with the link to it."""
+    return NOT_RUN if found is None else f"[{found.words}]({depth}records/{found.path})"
+
+
+def _claims(operator: Operator, evidence: Evidence) -> str:
+    wanted = columns(operator, evidence)
+    rows = [
+        (
+            f"`{claim.word}`",
+            ", ".join(claim.tensors),
+            *(cell(_claim(operator, claim, b.name, p, evidence)) for b, p in wanted),
+        )
+        for claim in operator.claims
+    ]
+    heads = [f"{backend.name}, {platform}" for backend, platform in wanted]
+    return "\n".join(
+        [
+            "## Claims and their records\n",
+            f"A cell links the record that judged the claim there; *{NOT_RUN}* is no promise "
+            f"broken, only one not yet shown. `rlk gate {operator.name}` judges them here.\n",
+            table(("claim", "tensors", *heads), rows),
+        ]
+    )
+
+
+def _claim(
+    operator: Operator, claim: Claim, backend: str, platform: str, evidence: Evidence
+) -> Found | None:
+    if claim.among and backend not in claim.among:
+        return None
+    return evidence.claim(operator, claim.word, backend, platform)
+
+
+def _dispatch(operator: Operator) -> str:
+    rows = [
+        (place, f"`{b.name}`", ", ".join(b.platforms), ", ".join(b.on_request) or None)
+        for place, b in enumerate(operator.backends, 1)
+    ]
+    return "\n".join(
+        [
+            "## Dispatch\n",
+            "`backend=None` takes the first row that serves the device and can run there; a row "
+            "named in the call is taken or refused, never replaced.\n",
+            table(("order", "backend", "serves", "only by name"), rows),
+        ]
+    )
+
+
+def _measured(operator: Operator, evidence: Evidence) -> tuple[str, dict[str, str]]:
+    parts, images = ["## Measured\n"], {}
+    for title, found in (
+        ("### Speed\n", list(_speed(operator, evidence, images))),
+        ("### Accuracy and invariance\n", list(_values(operator, evidence, images))),
+    ):
+        parts += [title, *(found or [f"{NOT_RUN.capitalize()}.\n"])]
+    return "\n".join(parts), images
+
+
+def _speed(operator: Operator, evidence: Evidence, images: dict[str, str]) -> Iterator[str]:
+    everything = []
+    for path, record in evidence.bench(operator):
+        rows = [row for row in record.rows if row.operator == operator.name]
+        everything += rows
+        yield _source(record.origin, path, evidence.state(operator, record.origin))
+        for heading, cells in tables.speed(rows):
+            yield f"**{heading}**\n"
+            yield table(tables.SPEED, cells)
+    if everything:
+        drawings = {
+            "peers": plots.against_peers(everything),
+            "roofline": plots.roofline(everything),
+            "rows": plots.time_per_rows(everything),
+        }
+        yield from _images(operator, drawings, images)
+
+
+def _values(operator: Operator, evidence: Evidence, images: dict[str, str]) -> Iterator[str]:
+    everything = []
+    for path, record in evidence.survey(operator):
+        rows = [row for row in record.rows if row.operator == operator.name]
+        everything += rows
+        yield _source(record.origin, path, evidence.state(operator, record.origin))
+        for heading, cells in tables.values(rows):
+            yield f"**{heading}**\n"
+            yield table(tables.VALUES, cells)
+    if everything:
+        drawings = {
+            "differing": plots.differing_rows(everything),
+            "ulp": plots.ulp_histograms(everything),
+        }
+        yield from _images(operator, drawings, images)
+
+
+ALT = {
+    "peers": "times of every variant in multiples of the floor",
+    "roofline": "bandwidth of every variant under that of the probe",
+    "rows": "time over the number of rows",
+    "differing": "rows whose bits differ alone",
+    "ulp": "elements by ulp from the correctly rounded value",
+}
+
+
+def _images(
+    operator: Operator, drawings: dict[str, str | None], images: dict[str, str]
+) -> Iterator[str]:
+    for name, svg in drawings.items():
+        if svg is not None:
+            images[f"{operator.name}-{name}.svg"] = svg
+            yield f"![{ALT[name]}]({operator.name}-{name}.svg){{ .plot }}\n"
+
+
+def _source(origin: Origin, path: str, state: str) -> str:
+    commit = "no commit" if origin.commit is None else f"commit `{origin.commit[:9]}`"
+    age = "the current source" if state == "current" else "an older source"
+    versions = [f"torch {origin.torch}", f"triton {origin.triton}" if origin.triton else ""]
+    facts: Sequence[str] = [origin.device, *filter(None, versions), commit, age]
+    return f"[Record](../records/{path}): {', '.join(facts)}.\n"

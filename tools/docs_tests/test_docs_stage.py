@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the site promises about itself, and the faults that stop its build."""
+
+import json
+import re
+import subprocess
+import sys
+
+import docs_stage
+import pytest
+from docs_pages.errors import StageError
+from docs_pages.markdown import table
+from docs_stage import ROOT
+
+from rlk.records import Bench, Survey
+
+PAGE = "packages/rlk-qwen3next/src/rlk_qwen3next/rms_norm/page.md"
+GATES = "docs/records/h200/gates.json"
+# A figure of a measurement: it must come from a record, never from a hand.
+FIGURE = re.compile(r"\d(?:\.\d+)? ?(?:us|µs|ms|TB/s|GB/s)\b|\d\.\d+ ?x\b")
+MEASURED = re.compile(r"## Measured\n.*?(?=\n## )", re.DOTALL)
+NUMBER = re.compile(r"(?<![\w.])\d+(?:\.\d+)?(?:e[-+]?\d+)?(?![\w.])")
+
+
+def append(path, text):
+    path.write_text(f"{path.read_text()}\n{text}\n")
+
+
+def test_site_of_the_repository_has_a_page_for_each_operator_and_manifest(stage, operators):
+    pages = stage().pages
+    assert {f"operators/{name}.md" for name in operators} <= pages.keys()
+    assert {f"manifests/rlk-{p}.md" for p in ("qwen3next", "qwenimage", "rope")} <= pages.keys()
+    for name in operators:
+        text = pages[f"operators/{name}.md"]
+        for heading in ("Claims and their records", "Dispatch", "Measured", "Reuse", "Limits"):
+            assert f"\n## {heading}\n" in text
+    assert "rlk gate" in pages["reference/cli.md"]
+    assert "--tier" in pages["reference/cli.md"]
+
+
+def test_support_matrix_cells_without_a_record_read_not_run(stage):
+    lines = stage().pages["support.md"].splitlines()
+    head = next(line for line in lines if line.startswith("| operator"))
+    column = [cell.strip() for cell in head.split("|")].index("sm_120")
+    rows = [line.split("|") for line in lines if line.startswith("| [")]
+    assert rows
+    assert {row[column].strip() for row in rows} == {"not run"}
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "words"),
+    [
+        ("docs/index.md", "<!-- rlk:claim -->", "mark must be one of"),
+        ("docs/index.md", "<!-- rlk:claims", "must be finished"),
+        (PAGE, "TODO: the other libraries", "must be finished, got 'TODO'"),
+        (PAGE, "{{ figures }}", "must be finished"),
+        ("docs/quickstart.md", "[see](concepts/nowhere.md)", "must lead to a file, got none"),
+        (PAGE, "[see](../nothing.md)", "must lead to a file, got none"),
+        (
+            "docs/index.md",
+            "<!-- rlk:proven rms_norm order_free cuda sm_100 -->",
+            "rms_norm order_free cuda sm_100 must have a record that passed, got none",
+        ),
+        ("docs/index.md", "<!-- rlk:proven nothing order_free cuda sm_90 -->", "got none"),
+        ("docs/index.md", "<!-- rlk:proven rms_norm rollout_equal cuda sm_90 -->", "got none"),
+    ],
+)
+def test_build_of_a_page_with_a_fault_stops_and_names_it(repository, stage, file, text, words):
+    append(repository / file, text)
+    with pytest.raises(StageError, match=re.escape(words)):
+        stage()
+
+
+@pytest.mark.parametrize("heading", ["Limits", "Reuse", "Beside other libraries"])
+def test_build_of_an_operator_without_a_section_stops(repository, stage, heading):
+    path = repository / PAGE
+    path.write_text(path.read_text().replace(f"## {heading}\n", f"## Not {heading}\n"))
+    with pytest.raises(StageError, match=f"rms_norm: page.md must have a section {heading}"):
+        stage()
+
+
+def test_proven_claim_follows_its_record(repository, stage):
+    append(repository / "docs/index.md", "<!-- rlk:proven rms_norm order_free cuda sm_90 -->")
+    assert "NVIDIA H200](records/h200/gates.json)" in stage().pages["index.md"]
+    document = json.loads((repository / GATES).read_text())
+    for row in document["rows"]:
+        if (row["operator"], row["judgment"]) == ("rms_norm", "order_free"):
+            row["status"] = "failed"
+    (repository / GATES).write_text(json.dumps(document))
+    with pytest.raises(StageError, match="must have a record that passed, got failed"):
+        stage()
+    document["rows"] = [r for r in document["rows"] if r["judgment"] != "order_free"]
+    (repository / GATES).write_text(json.dumps(document))
+    with pytest.raises(StageError, match="must have a record that passed, got none"):
+        stage()
+
+
+def test_invariance_judged_forward_alone_is_not_shown_as_passed(repository, stage):
+    document = json.loads((repository / GATES).read_text())
+    document["rows"] = [r for r in document["rows"] if r["judgment"] != "gradient_invariance"]
+    (repository / GATES).write_text(json.dumps(document))
+    text = stage().pages["operators/rms_norm.md"]
+    (line,) = (line for line in text.splitlines() if line.startswith("| `batch_invariant`"))
+    assert "passed" not in line
+    assert "not run" in line
+
+
+def test_record_of_another_bits_version_is_not_shown(repository, stage):
+    document = json.loads((repository / GATES).read_text())
+    for row in document["rows"]:
+        row["bits_version"] = 7
+    (repository / GATES).write_text(json.dumps(document))
+    assert "passed" not in stage().pages["operators/rms_norm.md"]
+
+
+def test_strict_build_refuses_an_anchor_that_is_not_there(repository, stage):
+    append(repository / "docs/index.md", "[see](quickstart.md#nowhere)")
+    docs_stage.write(repository, stage())
+    command = [sys.executable, "-m", "mkdocs", "build", "-f", repository / "build/mkdocs.yml"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert "nowhere" in done.stderr
+
+
+def untraced(text, records):
+    """Numbers of a page's measured part that no record holds."""
+    (part,) = MEASURED.findall(text)
+    known = {float(n) for n in NUMBER.findall(records)}
+    # Record paths and versions are words; fractions of one are shown in per cent.
+    known |= {float(f"{100 * n:g}") for n in known}
+    rows = [line for line in part.splitlines() if line.startswith("|")]
+    cells = [cell for row in rows for cell in row.split("|")]
+    return [n for cell in cells for n in NUMBER.findall(cell) if float(n) not in known]
+
+
+def test_every_number_of_an_operator_page_traces_to_a_record(stage, operators):
+    site = stage()
+    measured = 0
+    for name in operators:
+        text = site.pages[f"operators/{name}.md"]
+        records = "".join(
+            (ROOT / "docs" / "records" / path).read_text()
+            for path, record in site.evidence.records.items()
+            if isinstance(record, Bench | Survey)
+        )
+        assert untraced(text, records) == [], name
+        measured += len(NUMBER.findall(MEASURED.findall(text)[0]))
+    assert measured > 100
+    planted = table(("variant", "forward us"), [("cuda", 123.4567)])
+    assert untraced(f"## Measured\n{planted}\n## Limits\n", records) == ["123.457"]
+
+
+def test_pages_written_by_hand_hold_no_figure_of_a_measurement():
+    paths = [*ROOT.glob("docs/**/*.md"), *ROOT.glob("packages/*/src/*/*/page.md")]
+    paths += ROOT.glob("packages/*/README.md")
+    found = {
+        f"{path.relative_to(ROOT)}: {line}"
+        for path in paths
+        for line in path.read_text().splitlines()
+        if FIGURE.search(line)
+    }
+    assert found == set()
+    assert FIGURE.search("173 us on an H200")
+    assert FIGURE.search("1.22x, 1.30x")
