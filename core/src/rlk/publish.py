@@ -184,10 +184,10 @@ def _define(published: Published) -> None:
     _library.define(f"{operator.name}({inputs}{scalars}, str backend) -> ({results})")
     gradients = ", ".join(f"Tensor d{t.name}" for t in operator.outputs)
     saved = "".join(f", Tensor {t.name}" for t in operator.saved)
-    needs = "".join(f", bool need_{t.name}" for t in operator.differentiable)
+    needs = "".join(f", bool need_{t.name}" for t in operator.returned_gradients)
     backward_results = ", ".join(
         f"Tensor d{t.name}" + ("_state" if t.gradient == "parameter" else "")
-        for t in operator.differentiable
+        for t in operator.returned_gradients
     )
     _library.define(
         f"{operator.name}_backward({gradients}, {inputs}{saved}{scalars}{needs}, str backend)"
@@ -215,7 +215,7 @@ def _define_chained(published: Published) -> Any:
         results = _fake_backward(published)(*rest)
         return tuple(
             torch.empty_like(initial) if t.gradient == "chain" else r
-            for t, r in zip(declared.differentiable, results, strict=True)
+            for t, r in zip(declared.returned_gradients, results, strict=True)
         )
 
     _register(name, published.chained_backward, fake)
