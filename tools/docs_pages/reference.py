@@ -7,12 +7,12 @@ from typing import Any
 import typer
 
 from docs_pages.evidence import Evidence
-from docs_pages.markdown import table
 from docs_pages.operator_page import NOT_RUN, cell, runs_on
 from rlk.cli import app
 from rlk.manifest import Manifest
 from rlk.operator import CLAIM_WORDS, Operator
 from rlk.records import Bench, GateSummary, Survey
+from rlk.report.markdown import table
 
 # The GPU generations that users have: a column says `not run` until a record speaks for it.
 GPUS = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")

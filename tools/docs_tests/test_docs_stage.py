@@ -9,10 +9,10 @@ import sys
 import docs_stage
 import pytest
 from docs_pages.errors import StageError
-from docs_pages.markdown import table
 from docs_stage import ROOT
 
 from rlk.records import Bench, Survey
+from rlk.report.markdown import table
 
 PAGE = "packages/rlk-qwen3next/src/rlk_qwen3next/rms_norm/page.md"
 GATES = "docs/records/h200/gates.json"
@@ -120,6 +120,13 @@ def test_strict_build_refuses_an_anchor_that_is_not_there(repository, stage):
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode != 0
     assert "nowhere" in done.stderr
+
+
+def test_records_that_are_kept_are_of_no_changed_tree(stage):
+    records = stage().evidence.records
+    assert records
+    for path, record in records.items():
+        assert not any(source.dirty for source in record.origin.packages.values()), path
 
 
 def untraced(text, records):
