@@ -10,6 +10,8 @@ import torch
 from rlk.errors import ArgumentError
 from rlk.operator import Operator, Scalar, Tensor
 
+# Kernels count along the innermost axis in 32 bits.
+_LONGEST_AXIS = 2**31 - 1
 _LARGEST_FLOAT32 = torch.finfo(torch.float32).max
 _NAMES = {getattr(torch, n): n for n in ("float32", "bfloat16", "float16", "float64", "int64")}
 
@@ -174,6 +176,12 @@ def _check_shape(
 
 
 def _check_limits(operator: Operator, sizes: Mapping[str, int]) -> None:
+    for declared in operator.inputs:
+        size = sizes.get(declared.shape[-1])
+        # Symbolic sizes get no guard: an exported program would be bound by it.
+        if type(size) is int and size > _LONGEST_AXIS:
+            wanted = f"such that {declared.shape[-1]} < 2^31"
+            raise _error(operator, declared.name, wanted, f"{declared.shape[-1]} = {size}")
     for limit in operator.limits:
         least = limit.factor * sizes[limit.symbol]
         if limit.exactly and sizes[limit.most] != least:

@@ -7,6 +7,7 @@ that holds it stay; copies and pickles of it are patched, too.
 
 import importlib
 import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import MethodType
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
@@ -14,11 +15,11 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 import torch
 from torch import nn
 
-from rlk.errors import PlatformError
+from rlk.errors import ArgumentError, PlatformError
 
 
-class Site(Protocol):
-    """A place in a model that an operator of ours can compute; `header` names what `row` shows."""
+class Described(Protocol):
+    """What a report says of a place in a model; `header` names what `row` shows."""
 
     header: ClassVar[tuple[str, ...]]
 
@@ -30,7 +31,18 @@ class Site(Protocol):
         """What a table shows of it; None and "" are shown as a dash."""
 
 
-S = TypeVar("S", bound=Site)
+S = TypeVar("S", bound=Described)
+D = TypeVar("D", bound=Described, covariant=True)
+
+
+class Site(Protocol[D]):
+    """A place in a model that an operator of ours may compute."""
+
+    def described(self, to_ours: bool) -> D:
+        """The place as it is now, with the reason against changing it, if there is one."""
+
+    def change(self, to_ours: bool) -> None:
+        """Exchange the classes of its modules."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +71,35 @@ class PatchReport(Generic[S]):
         return "\n".join(
             [*lines, f"{len(self.changed)} {self.name}ed, {len(self.left)} left alone"]
         )
+
+
+def exchange(
+    name: str, model: object, find: Callable[[nn.Module], Sequence[Site[S]]], part: str
+) -> PatchReport[S]:
+    """Change the classes of every site of a model that nothing stands against.
+
+    Args:
+        name: `patch`, which changes them to ours, or `unpatch`.
+        model: what the user handed over.
+        find: the sites of a module, none if it is no model of the family.
+        part: what the model must hold, for the message.
+    Raises:
+        ArgumentError: model is no module or holds no site.
+    """
+    if not isinstance(model, nn.Module):
+        raise ArgumentError(f"{name}: model must be a torch.nn.Module, got {type(model).__name__}")
+    sites = find(model)
+    if not sites:
+        raise ArgumentError(
+            f"{name}: model must hold {part}, got {type(model).__name__} without one"
+        )
+    to_ours = name == "patch"
+    described = [site.described(to_ours) for site in sites]
+    # Nothing above changes a model: an error leaves it whole.
+    for site, description in zip(sites, described, strict=True):
+        if not description.reason:
+            site.change(to_ours)
+    return PatchReport.of(name, described)
 
 
 def require_release(name: str, library: str, oldest: str, newest: str) -> None:

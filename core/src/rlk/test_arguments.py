@@ -198,6 +198,15 @@ def test_check_tensors_beyond_a_limit_are_refused_by_the_tensor_that_has_the_siz
     assert str(caught.value) == "tiny: table must be such that 2 * M <= N = 8, got M = 5"
 
 
+def test_check_tensors_innermost_axis_beyond_32_bits_is_refused():
+    declared = replace(OPERATOR, inputs=(Tensor("x", ("...", "N"), FLOATS),))
+    longest = torch.empty(1, device="meta").expand(2**32, 2**31 - 1)
+    assert check_tensors(declared, (longest,)) == {"N": 2**31 - 1, "T": 2**32}
+    with pytest.raises(ArgumentError) as caught:
+        check_tensors(declared, (torch.empty(1, device="meta").expand(1, 2**31),))
+    assert str(caught.value) == "tiny: x must be such that N < 2^31, got N = 2147483648"
+
+
 @pytest.mark.parametrize("size", [3, 5])
 def test_check_tensors_off_an_exact_limit_are_refused_by_the_tensor_that_is_to_fit(size):
     declared = replace(

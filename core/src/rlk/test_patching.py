@@ -10,8 +10,15 @@ import pytest
 import torch
 from torch import nn
 
-from rlk.errors import PlatformError
-from rlk.patching import PatchReport, change_class, has_other_forward, own_class, require_release
+from rlk.errors import ArgumentError, PlatformError
+from rlk.patching import (
+    PatchReport,
+    change_class,
+    exchange,
+    has_other_forward,
+    own_class,
+    require_release,
+)
 
 
 class Doubled(nn.Identity):
@@ -84,3 +91,42 @@ def test_report_shows_a_line_for_each_site_and_counts_them():
         "b       -    left alone: it has no eps",
         "2 patched, 1 left alone",
     ]
+
+
+@dataclass(frozen=True)
+class Spot:
+    module: nn.Module
+
+    def described(self, to_ours):
+        unfit = own_class(self.module) is (Doubled if to_ours else nn.Identity)
+        return Place("", None, "it is so already" if unfit else "")
+
+    def change(self, to_ours):
+        kinds = (nn.Identity, Doubled)
+        change_class(self.module, *(kinds if to_ours else kinds[::-1]))
+
+
+def test_exchange_changes_what_nothing_stands_against_and_reports_the_rest():
+    model = nn.ModuleList([nn.Identity(), Doubled()])
+
+    def find(model):
+        return [Spot(module) for module in model]
+
+    report = exchange("patch", model, find, "an identity")
+    assert (len(report.changed), len(report.left)) == (1, 1)
+    assert [type(module) for module in model] == [Doubled, Doubled]
+    assert len(exchange("unpatch", model, find, "an identity").changed) == 2
+    assert [type(module) for module in model] == [nn.Identity, nn.Identity]
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        ("name", "patch: model must be a torch.nn.Module, got str"),
+        (nn.Flatten(), "patch: model must hold an identity, got Flatten without one"),
+    ],
+)
+def test_exchange_without_a_module_or_a_site_is_refused(model, expected):
+    with pytest.raises(ArgumentError) as caught:
+        exchange("patch", model, lambda model: [], "an identity")
+    assert str(caught.value) == expected

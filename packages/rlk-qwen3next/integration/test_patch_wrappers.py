@@ -1,10 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What holds a module of the model, or is held by it, outlives patching."""
 
-import copy
-import io
-import pickle
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -14,13 +10,15 @@ from transformers.models.qwen3_next import modeling_qwen3_next as theirs
 
 import rlk
 from rlk.compare import assert_same_bits
+from rlk.test_support.patched_models import (
+    DUPLICATES,
+    assert_same_objects,
+    assert_same_results,
+    held,
+    one_rank,
+    whole,
+)
 from rlk_qwen3next import patch, unpatch
-
-
-def assert_same_results(actual, expected):
-    assert actual.keys() == expected.keys()
-    for name in expected:
-        assert_same_bits(actual[name], expected[name], name)
 
 
 def patched_results(build, results):
@@ -29,18 +27,7 @@ def patched_results(build, results):
     return results(model)
 
 
-def saved_and_loaded(model):
-    buffer = io.BytesIO()
-    torch.save(model, buffer)
-    buffer.seek(0)
-    return torch.load(buffer, weights_only=False)
-
-
-@pytest.mark.parametrize(
-    "duplicate",
-    [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m)), saved_and_loaded],
-    ids=["deepcopy", "pickle", "torch.save"],
-)
+@DUPLICATES
 def test_patched_model_copy_is_patched_and_can_be_unpatched(model, results, duplicate):
     original = results(model)
     patch(model)
@@ -58,23 +45,10 @@ def test_patch_modules_parameters_and_flags_are_the_same_objects(model):
     model.model.norm.weight.requires_grad_(False)
     model.model.layers[1].input_layernorm.to(torch.bfloat16)
 
-    def held():
-        modules = {path: (module, module.training) for path, module in model.named_modules()}
-        tensors = {
-            name: (tensor, tensor.requires_grad, tensor.dtype, tensor.device, tensor._version)
-            for name, tensor in (*model.named_parameters(), *model.named_buffers())
-        }
-        return modules, tensors
-
-    before = held()
+    before = held(model)
     for function in (patch, unpatch):
         function(model)
-        after = held()
-        for old, new in zip(before, after, strict=True):
-            assert old.keys() == new.keys()
-            for name in old:
-                assert old[name][0] is new[name][0]
-                assert old[name][1:] == new[name][1:]
+        assert_same_objects(held(model), before)
 
 
 def test_patch_hooks_registered_before_still_run_and_can_be_removed(model, results):
@@ -186,13 +160,6 @@ def test_patch_beside_hooks_of_accelerate_takes_effect_and_ends(build, results, 
     assert_same_results(results(model), results(build()))
 
 
-@pytest.fixture
-def one_rank():
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-
-
 def shard(model):
     mesh = dist.device_mesh.init_device_mesh("cpu", (1,))
     for module in model.modules():
@@ -202,7 +169,8 @@ def shard(model):
 
 
 @pytest.mark.parametrize("order", ["shard first", "patch first"])
-def test_patch_norms_sharded_on_their_own_stay_sharded(build, results, order, one_rank):
+@one_rank()
+def test_patch_norms_sharded_on_their_own_stay_sharded(build, results, order):
     model, sharded = build(), build()
     shard(sharded)
     for step in (shard, patch) if order == "shard first" else (patch, shard):
@@ -210,13 +178,9 @@ def test_patch_norms_sharded_on_their_own_stay_sharded(build, results, order, on
     norms = [m for m in model.modules() if isinstance(m, theirs.Qwen3NextRMSNorm)]
     assert all(isinstance(norm, FSDPModule) for norm in norms)
 
-    def whole(model):
-        found = results(model)
-        return {n: t.full_tensor() if hasattr(t, "full_tensor") else t for n, t in found.items()}
-
-    assert_same_results(whole(model), patched_results(build, results))
+    assert_same_results(whole(results(model)), patched_results(build, results))
     assert patch(model).changed == ()
     assert len(unpatch(model).changed) == 14
     assert all(isinstance(norm, FSDPModule) for norm in norms)
     # A hook between two uses of a tensor changes the order in which autograd adds.
-    assert_same_results(whole(model), whole(sharded))
+    assert_same_results(whole(results(model)), whole(results(sharded)))

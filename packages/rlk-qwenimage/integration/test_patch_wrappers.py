@@ -1,10 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What holds a module of the model, or is held by it, outlives patching."""
 
-import copy
-import io
-import pickle
-
 import diffusers
 import pytest
 import torch
@@ -15,15 +11,17 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 
 import rlk
 from rlk.compare import assert_same_bits
+from rlk.test_support.patched_models import (
+    DUPLICATES,
+    assert_same_objects,
+    assert_same_results,
+    held,
+    one_rank,
+    whole,
+)
 from rlk_qwenimage import patch, unpatch
 
 SITES = 18
-
-
-def assert_same_results(actual, expected):
-    assert actual.keys() == expected.keys()
-    for name in expected:
-        assert_same_bits(actual[name], expected[name], name)
 
 
 def patched_results(build, results):
@@ -32,18 +30,7 @@ def patched_results(build, results):
     return results(model)
 
 
-def saved_and_loaded(model):
-    buffer = io.BytesIO()
-    torch.save(model, buffer)
-    buffer.seek(0)
-    return torch.load(buffer, weights_only=False)
-
-
-@pytest.mark.parametrize(
-    "duplicate",
-    [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m)), saved_and_loaded],
-    ids=["deepcopy", "pickle", "torch.save"],
-)
+@DUPLICATES
 def test_patched_model_copy_is_patched_and_can_be_unpatched(model, results, duplicate):
     original = results(model)
     patch(model)
@@ -60,23 +47,14 @@ def test_patch_modules_parameters_and_processors_are_the_same_objects(model):
     model.transformer_blocks[0].img_mod.train()
     model.norm_out.linear.weight.requires_grad_(False)
 
-    def held():
-        modules = {path: (module, module.training) for path, module in model.named_modules()}
+    def all_held():
         processors = {i: (b.attn.processor,) for i, b in enumerate(model.transformer_blocks)}
-        tensors = {
-            name: (tensor, tensor.requires_grad, tensor.dtype, tensor.device, tensor._version)
-            for name, tensor in (*model.named_parameters(), *model.named_buffers())
-        }
-        return modules, processors, tensors
+        return [*held(model), processors]
 
-    before = held()
+    before = all_held()
     for function in (patch, unpatch):
         function(model)
-        for old, new in zip(before, held(), strict=True):
-            assert old.keys() == new.keys()
-            for name in old:
-                assert old[name][0] is new[name][0]
-                assert old[name][1:] == new[name][1:]
+        assert_same_objects(all_held(), before)
 
 
 def test_patch_hooks_registered_before_still_run(model, results):
@@ -192,13 +170,6 @@ def test_patch_block_cached_by_diffusers_is_known_to_it(model, arguments):
         assert_same_bits(cached, model(**arguments(model)).sample)
 
 
-@pytest.fixture
-def one_rank():
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-
-
 def shard(model):
     mesh = dist.device_mesh.init_device_mesh("cpu", (1,))
     for block in model.transformer_blocks:
@@ -208,26 +179,23 @@ def shard(model):
 
 
 @pytest.mark.parametrize("order", ["shard first", "patch first"])
-def test_patch_blocks_sharded_on_their_own_stay_sharded(build, results, order, one_rank):
+@one_rank()
+def test_patch_blocks_sharded_on_their_own_stay_sharded(build, results, order):
     def made(*steps):
         model = build()
         for step in steps:
             step(model)
         return model
 
-    def whole(model):
-        found = results(model)
-        return {n: t.full_tensor() if hasattr(t, "full_tensor") else t for n, t in found.items()}
-
     orders = {"shard first": (shard, patch), "patch first": (patch, shard)}
     model, other = (made(*steps) for steps in (orders.pop(order), *orders.values()))
-    found = whole(model)
+    found = whole(results(model))
     assert_same_bits(found["sample"], patched_results(build, results)["sample"])
     # A hook between two uses of temb changes the order in which autograd adds, in both alike.
-    assert_same_results(found, whole(other))
+    assert_same_results(found, whole(results(other)))
     assert patch(model).changed == ()
     assert len(unpatch(model).changed) == SITES
     for module in (*model.transformer_blocks, model.norm_out):
         assert isinstance(module, FSDPModule)
         assert isinstance(module, theirs.QwenImageTransformerBlock | theirs.AdaLayerNormContinuous)
-    assert_same_results(whole(model), whole(made(shard)))
+    assert_same_results(whole(results(model)), whole(results(made(shard))))

@@ -1,15 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The modules: their state, their copies, and what they refuse."""
 
-import copy
-import io
-import pickle
-
 import pytest
 import torch
 
 from rlk.compare import assert_same_bits
 from rlk.errors import ArgumentError
+from rlk.test_support.patched_models import DUPLICATES
 from rlk_qwen3next import Qwen3NextRMSNorm, Qwen3NextRMSNormGated, RMSNorm
 
 N = 129
@@ -33,18 +30,7 @@ def gradients(module):
     return y.detach(), *torch.autograd.grad(y, [module.weight, *rows], dy)
 
 
-def saved_and_loaded(module):
-    buffer = io.BytesIO()
-    torch.save(module, buffer)
-    buffer.seek(0)
-    return torch.load(buffer, weights_only=False)
-
-
-@pytest.mark.parametrize(
-    "duplicate",
-    [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m)), saved_and_loaded],
-    ids=["deepcopy", "pickle", "torch.save"],
-)
+@DUPLICATES
 def test_module_copy_has_the_same_bits_and_its_own_weight(module, duplicate):
     twin = duplicate(module)
     for actual, expected in zip(gradients(twin), gradients(module), strict=True):

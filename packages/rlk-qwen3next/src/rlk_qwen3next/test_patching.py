@@ -1,14 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What patching refuses before it looks at a model of transformers."""
 
-import sys
-from types import ModuleType
-
 import pytest
-import torch
 
 import rlk_qwen3next
-from rlk.errors import ArgumentError, PlatformError
+from rlk.errors import ArgumentError
+from rlk.test_support.patched_models import assert_release_refused
 
 FUNCTIONS = [rlk_qwen3next.patch, rlk_qwen3next.unpatch]
 
@@ -26,10 +23,5 @@ def test_patching_something_that_is_no_module_is_refused(function):
 
 @pytest.mark.parametrize("version", ["none", "4.56.2", "4.57.0", "5.18.0", "5.18.0.dev0", "6.0.0"])
 def test_patching_beside_another_transformers_is_refused(function, version, monkeypatch):
-    module = ModuleType("transformers")
-    module.__version__ = version
-    monkeypatch.setitem(sys.modules, "transformers", None if version == "none" else module)
-    with pytest.raises(PlatformError) as caught:
-        function(torch.nn.Linear(1, 1))
-    expected = "transformers must be 4.57.1 or newer and at most 5.17"
-    assert str(caught.value) == f"{function.__name__}: {expected}, got {version}"
+    supported = "4.57.1 or newer and at most 5.17"
+    assert_release_refused(function, "transformers", version, supported, monkeypatch)

@@ -1,14 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What patching refuses before it looks at a model of diffusers."""
 
-import sys
-from types import ModuleType
-
 import pytest
-import torch
 
 import rlk_qwenimage
-from rlk.errors import ArgumentError, PlatformError
+from rlk.errors import ArgumentError
+from rlk.test_support.patched_models import assert_release_refused
 
 FUNCTIONS = [rlk_qwenimage.patch, rlk_qwenimage.unpatch]
 
@@ -26,10 +23,5 @@ def test_patching_something_that_is_no_module_is_refused(function):
 
 @pytest.mark.parametrize("version", ["none", "0.34.0", "0.43.0", "0.43.0.dev0", "1.0.0"])
 def test_patching_beside_another_diffusers_is_refused(function, version, monkeypatch):
-    module = ModuleType("diffusers")
-    module.__version__ = version
-    monkeypatch.setitem(sys.modules, "diffusers", None if version == "none" else module)
-    with pytest.raises(PlatformError) as caught:
-        function(torch.nn.Linear(1, 1))
-    expected = "diffusers must be 0.35.0 or newer and at most 0.42"
-    assert str(caught.value) == f"{function.__name__}: {expected}, got {version}"
+    supported = "0.35.0 or newer and at most 0.42"
+    assert_release_refused(function, "diffusers", version, supported, monkeypatch)

@@ -5,12 +5,16 @@ A site keeps its module and changes its class, to one derived from its own whose
 our operator. So the parameters, the state, hooks and everything that holds the module stay.
 """
 
+from typing import TYPE_CHECKING
+
 from torch import nn
 
-from rlk.errors import ArgumentError
-from rlk.patching import PatchReport
+from rlk.patching import PatchReport, exchange
 
 from .report import PatchSite
+
+if TYPE_CHECKING:
+    from .sites import Site
 
 __all__ = ["PatchReport", "PatchSite", "patch", "unpatch"]
 
@@ -29,7 +33,7 @@ def patch(model: nn.Module) -> PatchReport[PatchSite]:
         ArgumentError: model is no module or holds no norm of Qwen3-Next.
         PlatformError: transformers is missing or outside the supported range.
     """
-    return _exchange("patch", model, to_ours=True)
+    return _exchange("patch", model)
 
 
 def unpatch(model: nn.Module) -> PatchReport[PatchSite]:
@@ -43,25 +47,14 @@ def unpatch(model: nn.Module) -> PatchReport[PatchSite]:
         ArgumentError: model is no module or holds no norm of Qwen3-Next.
         PlatformError: transformers is missing or outside the supported range.
     """
-    return _exchange("unpatch", model, to_ours=False)
+    return _exchange("unpatch", model)
 
 
-def _exchange(name: str, model: nn.Module, to_ours: bool) -> PatchReport[PatchSite]:
-    if not isinstance(model, nn.Module):
-        raise ArgumentError(f"{name}: model must be a torch.nn.Module, got {type(model).__name__}")
-    # Here, as it looks for transformers.
-    from .sites import change, find_sites, obstacle, replacements
+def _exchange(name: str, model: nn.Module) -> PatchReport[PatchSite]:
+    def find(model: nn.Module) -> "list[Site]":
+        # Here, as it looks for transformers.
+        from .sites import find_sites, replacements
 
-    pairs = replacements(name)
-    sites = find_sites(model, pairs)
-    if not any(pair for _, _, pair in sites):
-        raise ArgumentError(
-            f"{name}: model must hold a norm of Qwen3-Next, got {type(model).__name__} without one"
-        )
-    reasons = [obstacle(module, pair, to_ours) for _, module, pair in sites]
-    described = [PatchSite.of(*site, r) for site, r in zip(sites, reasons, strict=True)]
-    # Nothing above changes a model: an error leaves it whole.
-    for (_, module, pair), reason in zip(sites, reasons, strict=True):
-        if pair is not None and reason is None:
-            change(module, pair, to_ours)
-    return PatchReport.of(name, described)
+        return find_sites(model, replacements(name))
+
+    return exchange(name, model, find, "a norm of Qwen3-Next")

@@ -2,12 +2,7 @@
 """A site of patching, as data and as a row of a table."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
-
-from torch import nn
-
-if TYPE_CHECKING:
-    from .sites import Replacement
+from typing import ClassVar
 
 
 @dataclass(frozen=True)
@@ -27,25 +22,6 @@ class PatchSite:
     activation: str | None = None
     weight_offset: float | None = None
     reason: str = ""
-
-    @staticmethod
-    def of(
-        path: str, module: nn.Module, pair: "Replacement | None", reason: str | None
-    ) -> "PatchSite":
-        """A module as it is now."""
-        class_name = type(module).__name__
-        if pair is None:
-            return PatchSite(path, class_name, reason=reason or "")
-        operator = pair.module.operator
-        offset = next(s.default for s in operator.scalars if s.name == "weight_offset")
-        return PatchSite(
-            path,
-            class_name,
-            operator.name,
-            weight_offset=float(offset),
-            reason=reason or "",
-            **pair.scalars(module),
-        )
 
     def row(self) -> tuple[object, ...]:
         """What a table shows of it."""

@@ -11,6 +11,8 @@ from torch import nn
 from rlk.errors import ArgumentError
 from rlk.patching import change_class, has_other_forward, own_class, require_release
 
+from .report import PatchSite
+
 # The oldest release and the newest series of transformers that the tests cover, both included.
 OLDEST_TRANSFORMERS = "4.57.1"
 NEWEST_TRANSFORMERS = "5.17"
@@ -35,7 +37,49 @@ class Replacement:
         return found
 
 
-Site = tuple[str, nn.Module, Replacement | None]
+@dataclass(frozen=True)
+class Site:
+    """A norm of the model, and its replacement if there is one."""
+
+    path: str
+    module: nn.Module
+    pair: Replacement | None
+
+    def described(self, to_ours: bool) -> PatchSite:
+        """The norm as it is now, with the reason against changing it."""
+        class_name, reason = type(self.module).__name__, self._obstacle(to_ours)
+        if self.pair is None:
+            return PatchSite(self.path, class_name, reason=reason)
+        operator = self.pair.module.operator
+        offset = next(s.default for s in operator.scalars if s.name == "weight_offset")
+        return PatchSite(
+            self.path,
+            class_name,
+            operator.name,
+            weight_offset=float(offset),
+            reason=reason,
+            **self.pair.scalars(self.module),
+        )
+
+    def change(self, to_ours: bool) -> None:
+        """Exchange its class."""
+        if self.pair is not None:
+            old, new = self.pair.theirs, self.pair.ours
+            change_class(self.module, *((old, new) if to_ours else (new, old)))
+
+    def _obstacle(self, to_ours: bool) -> str:
+        """Why it must be left alone, or nothing."""
+        module, pair = self.module, self.pair
+        if pair is None:
+            return f"rlk_qwen3next has no replacement for a class of {type(module).__module__}"
+        if has_other_forward(module):
+            return "its forward is set on the instance"
+        own = own_class(module)
+        if own is (pair.ours if to_ours else pair.theirs):
+            return "it is patched already" if to_ours else "it is not patched"
+        if own not in (pair.theirs, pair.ours):
+            return f"its class is derived from {pair.theirs.__name__}"
+        return _uncomputable(module, pair) if to_ours else ""
 
 
 def replacements(name: str) -> tuple[Replacement, ...]:
@@ -57,36 +101,16 @@ def replacements(name: str) -> tuple[Replacement, ...]:
 
 
 def find_sites(model: nn.Module, pairs: Sequence[Replacement]) -> list[Site]:
-    """Every norm of the model, each once, with its replacement if there is one."""
+    """Every norm of the model, each once; empty without one of Qwen3-Next."""
     sites: list[Site] = []
     for path, module in model.named_modules():
         pair = next((pair for pair in pairs if isinstance(module, pair.theirs)), None)
         if pair is not None or type(module).__name__.endswith(("Norm", "NormGated")):
-            sites.append((path, module, pair))
-    return sites
+            sites.append(Site(path, module, pair))
+    return sites if any(site.pair for site in sites) else []
 
 
-def obstacle(module: nn.Module, pair: Replacement | None, to_ours: bool) -> str | None:
-    """Why a module must be left alone, or None."""
-    if pair is None:
-        return f"rlk_qwen3next has no replacement for a class of {type(module).__module__}"
-    if has_other_forward(module):
-        return "its forward is set on the instance"
-    own = own_class(module)
-    if own is (pair.ours if to_ours else pair.theirs):
-        return "it is patched already" if to_ours else "it is not patched"
-    if own not in (pair.theirs, pair.ours):
-        return f"its class is derived from {pair.theirs.__name__}"
-    return _uncomputable(module, pair) if to_ours else None
-
-
-def change(module: nn.Module, pair: Replacement, to_ours: bool) -> None:
-    """Exchange the class of one module."""
-    old, new = (pair.theirs, pair.ours) if to_ours else (pair.ours, pair.theirs)
-    change_class(module, old, new)
-
-
-def _uncomputable(module: nn.Module, pair: Replacement) -> str | None:
+def _uncomputable(module: nn.Module, pair: Replacement) -> str:
     if getattr(module, "weight", None) is None:
         return "it has no weight"
     if getattr(module, "bias", None) is not None:
@@ -97,4 +121,4 @@ def _uncomputable(module: nn.Module, pair: Replacement) -> str | None:
         pair.module(1, **pair.scalars(module))
     except ArgumentError as error:
         return str(error)
-    return None
+    return ""

@@ -5,12 +5,16 @@ A site keeps its modules and changes their classes, to ones derived from their o
 operators. So the parameters, the state, hooks and everything that holds the modules stay.
 """
 
+from typing import TYPE_CHECKING
+
 from torch import nn
 
-from rlk.errors import ArgumentError
-from rlk.patching import PatchReport
+from rlk.patching import PatchReport, exchange
 
 from .report import PatchSite
+
+if TYPE_CHECKING:
+    from .parts import Site
 
 __all__ = ["PatchReport", "PatchSite", "patch", "unpatch"]
 
@@ -29,7 +33,7 @@ def patch(model: nn.Module) -> PatchReport[PatchSite]:
         ArgumentError: model is no module or holds no part of Qwen-Image.
         PlatformError: diffusers is missing or outside the supported range.
     """
-    return _exchange("patch", model, to_ours=True)
+    return _exchange("patch", model)
 
 
 def unpatch(model: nn.Module) -> PatchReport[PatchSite]:
@@ -43,24 +47,15 @@ def unpatch(model: nn.Module) -> PatchReport[PatchSite]:
         ArgumentError: model is no module or holds no part of Qwen-Image.
         PlatformError: diffusers is missing or outside the supported range.
     """
-    return _exchange("unpatch", model, to_ours=False)
+    return _exchange("unpatch", model)
 
 
-def _exchange(name: str, model: nn.Module, to_ours: bool) -> PatchReport[PatchSite]:
-    if not isinstance(model, nn.Module):
-        raise ArgumentError(f"{name}: model must be a torch.nn.Module, got {type(model).__name__}")
-    # Here, as it looks for diffusers.
-    from .sites import find_sites, require_diffusers
+def _exchange(name: str, model: nn.Module) -> PatchReport[PatchSite]:
+    def find(model: nn.Module) -> "list[Site]":
+        # Here, as it looks for diffusers.
+        from .sites import find_sites, require_diffusers
 
-    require_diffusers(name)
-    sites = find_sites(model)
-    if not sites:
-        raise ArgumentError(
-            f"{name}: model must hold a part of Qwen-Image, got {type(model).__name__} without one"
-        )
-    described = [site.described(to_ours) for site in sites]
-    # Nothing above changes a model: an error leaves it whole.
-    for site, description in zip(sites, described, strict=True):
-        if not description.reason:
-            site.change(to_ours)
-    return PatchReport.of(name, described)
+        require_diffusers(name)
+        return find_sites(model)
+
+    return exchange(name, model, find, "a part of Qwen-Image")
