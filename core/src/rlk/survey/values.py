@@ -65,10 +65,11 @@ class Place:
 
 
 def places(operator: Operator, dtype: str, rows: int | None, seed: int) -> list[Place]:
-    """The sizes of models on a GPU; on a CPU the smallest, or what is declared for gates."""
+    """The sizes of models; on a CPU, where some are declared for gates, those."""
     gpu = torch.cuda.is_available()
+    small = operator.gate_sizes and not gpu
     found = []
-    for sizes in real_sizes(operator) if gpu else [smallest_sizes(operator)]:
+    for sizes in [smallest_sizes(operator)] if small else real_sizes(operator):
         most = max(2, MOST_ELEMENTS // row_elements(operator, sizes))
         usual = PRODUCT_ROWS if operator.category == "product" else GPU_ROWS if gpu else CPU_ROWS
         count = rows or min(usual, most)
@@ -105,7 +106,8 @@ def survey(place: Place, name: str) -> SurveyRow:
         if ours and not isinstance(error, RlkError):
             raise
         # A library that fails says so in its row; the others go on.
-        return _ended(row, "failed", error)
+        lacking = isinstance(error, BackendError) and not ours
+        return _ended(row, "not applicable" if lacking else "failed", error)
 
 
 def _ended(row: SurveyRow, verdict: str, error: Exception | str) -> SurveyRow:

@@ -5,6 +5,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from rlk.bench.variants import Peer
 
 from ..rms_norm import prior_art as base
@@ -17,4 +19,18 @@ def _offset_by_one(peer: Peer) -> Peer:
     return replace(peer, make=make)
 
 
-PEERS = tuple(map(_offset_by_one, base.PEERS))
+def in_transformers(scalars: Mapping[str, Any]) -> Callable[..., Any]:
+    """The class of the model's own code, which keeps FP32 to the end."""
+    from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextRMSNorm
+
+    def call(x: torch.Tensor, weight: torch.Tensor) -> Any:
+        module = Qwen3NextRMSNorm(x.shape[-1], scalars["eps"])
+        return torch.func.functional_call(module, {"weight": weight}, (x,))
+
+    return call
+
+
+PEERS = (
+    Peer("transformers", "transformers", in_transformers),
+    *map(_offset_by_one, base.PEERS),
+)

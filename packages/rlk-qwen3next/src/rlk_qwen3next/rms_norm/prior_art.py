@@ -28,7 +28,16 @@ def in_liger(scalars: Mapping[str, Any]) -> Callable[..., torch.Tensor]:
     return lambda x, weight: LigerRMSNormFunction.apply(x, weight, eps, offset, "gemma", False)
 
 
+def in_flashinfer(scalars: Mapping[str, Any]) -> Callable[..., torch.Tensor]:
+    """FlashInfer, for inference: forward alone."""
+    from flashinfer import norm
+
+    function = norm.gemma_rmsnorm if scalars["weight_offset"] else norm.rmsnorm
+    return lambda x, weight: function(x, weight, scalars["eps"])
+
+
 PEERS = (
     Peer("F.rms_norm", "torch", in_torch),
     Peer("Liger", "liger-kernel", in_liger),
+    Peer("FlashInfer", "flashinfer-python", in_flashinfer),
 )

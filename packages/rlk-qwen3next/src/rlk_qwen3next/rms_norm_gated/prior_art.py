@@ -25,4 +25,22 @@ def in_fla(scalars: Mapping[str, Any]) -> Callable[..., torch.Tensor]:
     return call
 
 
-PEERS = (Peer("FLA", "fla-core", in_fla),)
+def in_transformers(scalars: Mapping[str, Any]) -> Callable[..., torch.Tensor]:
+    """The class of the model's own code, which rounds before the weight."""
+    from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextRMSNormGated
+
+    if scalars["activation"] != "silu" or scalars["weight_offset"]:
+        raise ValueError("it has silu and no offset alone")
+
+    def call(x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        module = Qwen3NextRMSNormGated(x.shape[-1], eps=scalars["eps"])
+        result: torch.Tensor = torch.func.functional_call(module, {"weight": weight}, (x, gate))
+        return result
+
+    return call
+
+
+PEERS = (
+    Peer("transformers", "transformers", in_transformers),
+    Peer("FLA", "fla-core", in_fla),
+)

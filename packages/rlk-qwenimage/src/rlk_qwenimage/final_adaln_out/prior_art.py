@@ -24,4 +24,24 @@ def in_torch(scalars: Mapping[str, Any]) -> Callable[..., torch.Tensor]:
     return call
 
 
-PEERS = (Peer("AdaLayerNormContinuous", "torch", in_torch),)
+def in_diffusers(scalars: Mapping[str, Any]) -> Callable[..., torch.Tensor]:
+    """The class itself."""
+    from diffusers.models.normalization import AdaLayerNormContinuous
+
+    def call(
+        x: torch.Tensor, temb: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor
+    ) -> torch.Tensor:
+        module = AdaLayerNormContinuous(
+            x.shape[-1], temb.shape[-1], elementwise_affine=False, eps=scalars["eps"]
+        )
+        given = {"linear.weight": weight, "linear.bias": bias}
+        result: torch.Tensor = torch.func.functional_call(module, given, (x, temb))
+        return result
+
+    return call
+
+
+PEERS = (
+    Peer("AdaLayerNormContinuous", "torch", in_torch),
+    Peer("diffusers", "diffusers", in_diffusers),
+)
