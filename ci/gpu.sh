@@ -5,7 +5,7 @@
 #     bash ci/gpu.sh OUT_DIR [--only tests|gates|sanitizer|survey|bench|ptx|integration]...
 #
 # RLK_GPU_WORKERS is the number of pytest's workers, RLK_GPU_OPERATORS names the operators that are
-# judged, surveyed and measured, all if unset.
+# judged, surveyed and measured, all if unset; RLK_GPU_ROWS further row counts of the benchmark.
 #
 # Needs no installation of rlk. `integration` needs transformers and
 # diffusers, and runs only when asked for.
@@ -104,7 +104,8 @@ operators() {
 }
 ptx() { "$PYTHON" tools/check_ptx.py --cuda && "$PYTHON" tools/check_ptx.py --triton; }
 survey() { "$PYTHON" -m rlk.cli survey $(operators) --json "$OUT/survey.json"; }
-bench() { "$PYTHON" -m rlk.cli bench $(operators) --rows 1 --rows 64 --rows 1000 --json "$OUT/bench.json"; }
+further_rows() { [ -z "${RLK_GPU_ROWS:-}" ] || printf -- '--rows %s ' $RLK_GPU_ROWS; }
+bench() { "$PYTHON" -m rlk.cli bench $(operators) $(further_rows) --json "$OUT/bench.json"; }
 
 rm -f "$OUT"/*.status "$OUT"/gates-*.json "$OUT"/{tests,integration}.xml "$OUT"/{bench,survey}.json
 NAMES=(build)
