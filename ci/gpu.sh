@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Everything that needs a GPU, in one run of at most ten minutes.
 #
-#     bash ci/gpu.sh OUT_DIR [--only tests|gates|sanitizer|survey|bench|ptx|integration]...
+#     bash ci/gpu.sh OUT_DIR [--only tests|gates|sanitizer|survey|bench|exact_grad|ptx|integration]...
 #
 # RLK_GPU_WORKERS is the number of pytest's workers, RLK_GPU_OPERATORS names the operators that are
 # judged, surveyed and measured, all if unset; RLK_GPU_ROWS further row counts of the benchmark.
@@ -14,7 +14,7 @@
 set -uo pipefail
 
 usage() {
-    echo "usage: gpu.sh OUT_DIR [--only tests|gates|sanitizer|survey|bench|ptx|integration]..." >&2
+    echo "usage: gpu.sh OUT_DIR [--only tests|gates|sanitizer|survey|bench|exact_grad|ptx|integration]..." >&2
     exit 2
 }
 
@@ -24,11 +24,11 @@ OUT=$(cd "$1" && pwd)
 shift
 PARTS=()
 while [ $# -gt 0 ]; do
-    [ "$1" = --only ] && [[ "${2:-}" =~ ^(tests|gates|sanitizer|survey|bench|ptx|integration)$ ]] || usage
+    [ "$1" = --only ] && [[ "${2:-}" =~ ^(tests|gates|sanitizer|survey|bench|exact_grad|ptx|integration)$ ]] || usage
     PARTS+=("$2")
     shift 2
 done
-[ ${#PARTS[@]} -gt 0 ] || PARTS=(tests gates sanitizer ptx survey bench)
+[ ${#PARTS[@]} -gt 0 ] || PARTS=(tests gates sanitizer ptx survey bench exact_grad)
 
 cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-python3}
@@ -39,11 +39,12 @@ trap 'rm -rf "$METADATA"' EXIT
 # Operators are found by the metadata of installed distributions: the same for a source tree.
 write_metadata() {
     "$PYTHON" - "$1" <<'END'
-import pathlib, sys, tomllib
+import pathlib, re, sys, tomllib
 
+version = re.search(r'__version__ = "(.*)"', pathlib.Path("core/src/rlk/__init__.py").read_text())[1]
 for file in [*pathlib.Path().glob("core/pyproject.toml"), *pathlib.Path("packages").glob("*/pyproject.toml")]:
     project = tomllib.loads(file.read_text())["project"]
-    name, version = project["name"], project["version"]
+    name = project["name"]
     folder = pathlib.Path(sys.argv[1]) / f"{name.replace('-', '_')}-{version}.dist-info"
     folder.mkdir()
     (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
@@ -71,21 +72,7 @@ part() {
 }
 wanted() { [[ " ${PARTS[*]} " == *" $1 "* ]]; }
 
-build() {
-    "$PYTHON" -m rlk.cli build --all &
-    local operators=$!
-    "$PYTHON" -c "
-import torch
-from rlk.reduce import mma_chain
-one = torch.ones(1, 1, device='cuda')
-mma_chain.product(one, one, backend='cuda')" &
-    local products=$!
-    "$PYTHON" -c "
-import torch
-from rlk.reduce import exact_sum
-exact_sum.round(exact_sum.new(1, 'cuda'), torch.float32, backend='cuda')" || { wait; return 1; }
-    wait "$products" && wait "$operators"
-}
+build() { "$PYTHON" -m rlk.cli build --all; }
 gpu_files() { grep -rlE 'pytest\.mark\.gpu|\(OperatorSuite\)' --include='test_*.py' "$@"; }
 tests() {
     mapfile -t files < <(gpu_files core/src packages/*/src)
@@ -106,11 +93,12 @@ ptx() { "$PYTHON" tools/check_ptx.py --cuda && "$PYTHON" tools/check_ptx.py --tr
 survey() { "$PYTHON" -m rlk.cli survey $(operators) --json "$OUT/survey.json"; }
 further_rows() { [ -z "${RLK_GPU_ROWS:-}" ] || printf -- '--rows %s ' $RLK_GPU_ROWS; }
 bench() { "$PYTHON" -m rlk.cli bench $(operators) $(further_rows) --json "$OUT/bench.json"; }
+exact_grad() { "$PYTHON" -m rlk.exact_grad.overhead --json "$OUT/exact_grad.json"; }
 
-rm -f "$OUT"/*.status "$OUT"/gates-*.json "$OUT"/{tests,integration}.xml "$OUT"/{bench,survey}.json
+rm -f "$OUT"/*.status "$OUT"/gates-*.json "$OUT"/{tests,integration}.xml "$OUT"/{bench,survey,exact_grad}.json
 NAMES=(build)
 if part build build; then
-    # Bits do not depend on the company a process keeps, times do: bench runs last and alone.
+    # Bits do not depend on the company a process keeps, times do: what measures runs last and alone.
     for name in "${PARTS[@]}"; do
         case $name in
             tests | ptx | survey | integration) part "$name" "$name" & NAMES+=("$name") ;;
@@ -133,9 +121,11 @@ if part build build; then
         esac
     done
     wait
-    if wanted bench; then
-        part bench bench
-        NAMES+=(bench)
-    fi
+    for name in bench exact_grad; do
+        if wanted "$name"; then
+            part "$name" "$name"
+            NAMES+=("$name")
+        fi
+    done
 fi
 "$PYTHON" ci/gpu_report.py table "$OUT" "${NAMES[@]}"

@@ -13,7 +13,6 @@ import argparse
 import itertools
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from importlib import import_module
 from pathlib import Path
 
 from ptx import rules
@@ -43,26 +42,16 @@ def main(arguments: Sequence[str]) -> int:
 
 def cuda_texts(names: Sequence[str], archs: Sequence[str]) -> Iterator[Text]:
     """Of every operator's CUDA source, and of the primitives'."""
-    from rlk.cuda import build
-    from rlk.cuda.launch import KernelModule
-    from rlk.cuda.steps import Steps
+    from rlk.cuda import kernels, sources
 
-    sources = {}
-    for operator in _operators(names, "cuda"):
-        row = operator.backend("cuda")
-        module = row.load() if row else None
-        module = getattr(module, "steps", module)
-        if isinstance(module, KernelModule | Steps):
-            # A variant shares the source of its base.
-            sources.setdefault(module.source, module.compile_only)
-    for primitive in PRIMITIVES:
-        if not names or primitive in names:
-            kernel = import_module(f"rlk.reduce.{primitive}.kernel_cuda")
-            sources[Path(kernel.__file__ or "").with_suffix(".cu")] = kernel.compile_only
-    for source, compile_only in sources.items():
+    found = [kernels.of_operator(operator) for operator in _operators(names, "cuda")]
+    found += [made for name, made in kernels.of_core().items() if not names or name in names]
+    # A variant shares the source of its base.
+    compilers = {made.source: made.compile_only for made in found if made is not None}
+    for source, compile_only in compilers.items():
         for arch in archs:
             # A header of ours declares what it means by itself.
-            exempt = rules.exemptions("\n".join(build.included(source, {}).values()))
+            exempt = rules.exemptions("\n".join(sources.included(source, {}).values()))
             yield f"{source} ({arch})", compile_only(arch).ptx, exempt
 
 

@@ -3,6 +3,7 @@
 
 import importlib.util
 from collections.abc import Callable
+from functools import partial
 from types import ModuleType
 
 from rlk.operator import Backend
@@ -21,18 +22,23 @@ def triton(load: Callable[[], ModuleType]) -> Backend:
 
 
 def cuda(load: Callable[[], ModuleType]) -> Backend:
-    """CUDA kernels, compiled by nvcc at first use or by `rlk build`: serve NVIDIA GPUs."""
-    return Backend("cuda", load, platforms=("nvidia",), missing=_cuda_missing)
+    """CUDA kernels, of the wheel or compiled by nvcc: serve NVIDIA GPUs.
+
+    Args:
+        load: gives `rlk.cuda.launch.module(...)`, or a module that names in `launches` the kernels
+            that it launches.
+    """
+    return Backend("cuda", load, platforms=("nvidia",), missing=partial(_cuda_missing, load))
 
 
-def _cuda_missing(platform: str) -> str | None:
+def _cuda_missing(load: Callable[[], ModuleType], platform: str) -> str | None:
     import torch
-
-    from rlk.cuda import build
 
     if torch.version.cuda is None:
         return "it needs a torch built for CUDA, got one without"
-    return build.missing()
+    from rlk.cuda import kernels
+
+    return kernels.missing(load())
 
 
 def _triton_missing(platform: str) -> str | None:

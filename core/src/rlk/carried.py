@@ -1,13 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A second operator of torch for each one with exact parameter gradients: it does not round them.
+"""A second operator of torch for each one with parameters: it does not finish their gradients.
 
-A *carrier* is a leaf of zeros, FP64 [13, ...], that goes into a call beside its parameter and is
-read by nothing. Its gradient is the exact state of the parameter's sum. Digits are whole numbers
-below 2^32, so autograd adds 2^20 of them without rounding, in whatever order it runs: calls of one
-graph, micro-batches, recomputed and compiled ones need no rule of their own. The parameter itself
-gets a gradient of zeros: whoever waits for one, as DDP does, sees it.
+A *carrier* is a leaf that goes into a call beside its parameter. Of an exact sum it is zeros, FP64
+[13, ...], read by nothing, and its gradient is the exact state. Digits are whole numbers below
+2^32, so autograd adds 2^20 of them without rounding, in whatever order it runs: calls of one
+graph, micro-batches, recomputed and compiled ones need no rule of their own.
+
+The carrier of a chain over rows is the chain so far, FP32 and shaped as the parameter. Backward
+reads it, and its gradient is the chain with the rows of this call: not to be added to the carrier,
+but to be put in its place before the next backward. Beside it goes a leaf of FP64 [3] whose
+gradient says of the call: its rows, 1, and the rows behind its last whole step.
+
+The parameter itself gets a gradient of zeros: whoever waits for one, as DDP does, sees it.
 """
 
+import math
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -21,15 +28,23 @@ from rlk.autograd import (
     require_reverse_mode,
     require_single_gradients,
 )
-from rlk.errors import ArgumentError
+from rlk.errors import ArgumentError, RlkError
 from rlk.operator import Operator
 from rlk.reduce.exact_sum import STATE_ROWS
+from rlk.reduce.mma_chain.golden import FP32_BLOCK, STEP
 
 if TYPE_CHECKING:
     from rlk.publish import Published
 
-# None: this parameter's sum is rounded in the call, as without a carrier.
+# None: this parameter's gradient is finished in the call, as without a carrier.
 Carriers = Sequence[torch.Tensor | None]
+# Rows, calls, and rows behind a whole step.
+CALLS = 3
+
+
+def chain_step(dtype: torch.dtype) -> int:
+    """How many rows of this dtype a step of a chain takes: it may be cut between steps."""
+    return FP32_BLOCK if dtype == torch.float32 else STEP
 
 
 def carried_name(operator: Operator) -> str:
@@ -44,8 +59,12 @@ class Carried:
         self.published = published
         self._operator = published.operator
         self.inputs = len(self._operator.inputs)
-        self.count = len(self._operator.exact_parameters)
+        self.count = len(self._operator.carriers)
         self._places = [i for i, t in enumerate(self._operator.inputs) if t.gradient == "parameter"]
+        chains = [i for i, t in enumerate(self._operator.inputs) if t.gradient == "chain"]
+        if len(chains) > 1:
+            raise RlkError(f"{self._operator.name}: chains must be at most one, got {len(chains)}")
+        self._chain_place = chains[0] if chains else None
         self.function = _make_function(self)
         self._apply_eagerly = eager_apply(self.function)
 
@@ -67,50 +86,92 @@ class Carried:
         """The arguments of the operator itself."""
         return *arguments[: self.inputs], *arguments[self.inputs + self.count :]
 
+    def chain(self, arguments: Sequence[Any]) -> torch.Tensor | None:
+        """The carrier of the chain among a call's arguments."""
+        return None if self._chain_place is None else arguments[self.inputs + len(self._places)]
+
     def input_gradients(
-        self, tensors: tuple[Any, ...], scalars: Sequence[Any], wanted: Sequence[bool], backend: str
+        self,
+        tensors: tuple[Any, ...],
+        scalars: Sequence[Any],
+        wanted: Sequence[bool],
+        backend: str,
+        chain: torch.Tensor | None,
     ) -> list[torch.Tensor | None]:
         """One gradient for each input, then one for each carrier; `wanted` in the same order."""
         operator, published = self._operator, self.published
         # A parameter's sum is needed if its carrier wants it; without one it is rounded at once.
-        carried = dict(zip(self._places, wanted[self.inputs :], strict=True))
+        sums = wanted[self.inputs : self.inputs + len(self._places)]
+        carried = dict(zip(self._places, sums, strict=True))
+        if chain is not None and self._chain_place is not None and wanted[-2]:
+            carried[self._chain_place] = True
+        else:
+            chain = None
         places = [i for i, t in enumerate(operator.inputs) if t.gradient]
         needs = tuple([wanted[i] or carried.get(i, False) for i in places])
-        results = published.backward_pass(tensors, scalars, needs, backend)
+        results = published.backward_pass(tensors, scalars, needs, backend, chain)
         parameters = tensors[len(operator.outputs) :]
         finished: list[torch.Tensor | None] = [None] * len(wanted)
         for place, result, needed in zip(places, results, needs, strict=True):
             if not needed or result is None:
                 continue
-            if carried.get(place, False):
+            if carried.get(place, False) and place == self._chain_place:
+                finished[-2:] = result, self._calls(parameters)
+                if wanted[place]:
+                    finished[place] = torch.zeros_like(parameters[place])
+            elif carried.get(place, False):
                 finished[self.inputs + self._places.index(place)] = result.double()
                 if wanted[place]:
                     finished[place] = torch.zeros_like(parameters[place])
-            elif place in carried:
+            elif place in self._places:
                 dtype = parameters[place].dtype
                 finished[place] = published.round_state(result, dtype, backend)
             else:
                 finished[place] = result
         return finished
 
+    def _calls(self, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
+        """What the second carrier of a chain takes of a call."""
+        which = next(i for i, t in enumerate(self._operator.inputs) if t.has_rows)
+        tensor, declared = inputs[which], self._operator.inputs[which]
+        # Not Size.numel: it would fix the row count of a dynamic graph.
+        rows = math.prod(tensor.shape[: tensor.dim() - len(declared.shape) + 1])
+        numbers = rows, 1, rows % chain_step(tensor.dtype)
+        # Not torch.tensor: its copy from the host is none that a CUDA graph can capture.
+        filled = [tensor.new_full((), n, dtype=torch.float64) for n in numbers]
+        return torch.stack(filled)
+
     def _check(self, tensors: Sequence[torch.Tensor], carriers: Carriers) -> None:
-        for place, carrier in zip(self._places, carriers, strict=True):
+        names = self._operator.carriers
+        places = [*self._places, *[self._chain_place] * (len(names) - len(self._places))]
+        given = [c is not None for c in carriers[len(self._places) :]]
+        for carrier_name, place, carrier in zip(names, places, carriers, strict=True):
+            assert place is not None  # noqa: S101 - a name is of a parameter
             name, parameter = self._operator.inputs[place].name, tensors[place]
-            wrong = None if carrier is None else _difference(name, parameter, carrier)
+            wrong = None
+            if carrier is not None:
+                kind = carrier_name.removeprefix(f"{name}_")
+                wrong = _difference(name, kind, parameter, carrier)
+            elif place == self._chain_place and any(given):
+                wrong = f"a tensor beside the other carrier of {name}", None
             if wrong is not None:
                 requirement, actual = wrong
                 raise ArgumentError(
-                    f"{self._operator.name}: {name}_sum must be {requirement}, got {actual}"
+                    f"{self._operator.name}: {carrier_name} must be {requirement}, got {actual}"
                 )
 
 
-def _difference(name: str, parameter: torch.Tensor, carrier: Any) -> tuple[object, object] | None:
+def _difference(
+    name: str, kind: str, parameter: torch.Tensor, carrier: Any
+) -> tuple[object, object] | None:
     """(what the carrier of a parameter must be, what it is) where that is something else."""
     if not isinstance(carrier, torch.Tensor):
         return "a tensor or None", type(carrier).__name__
-    if carrier.dtype != torch.float64:
-        return "float64", dtype_name(carrier.dtype)
-    shape = [STATE_ROWS, *parameter.shape]
+    dtype = torch.float32 if kind == "chain" else torch.float64
+    if carrier.dtype != dtype:
+        return dtype_name(dtype), dtype_name(carrier.dtype)
+    shapes = {"sum": [STATE_ROWS, *parameter.shape], "chain": [*parameter.shape], "calls": [CALLS]}
+    shape = shapes[kind]
     if list(carrier.shape) != shape:
         return shape, list(carrier.shape)
     if carrier.device != parameter.device:
@@ -134,7 +195,7 @@ def is_dtensor(tensor: Any) -> bool:
 def schema(operator: Operator, plain: str) -> str:
     """The schema of the second operator, from that of the first."""
     inputs = ", ".join(f"Tensor {t.name}" for t in operator.inputs)
-    carriers = "".join(f", Tensor? {t.name}_sum" for t in operator.exact_parameters)
+    carriers = "".join(f", Tensor? {name}" for name in operator.carriers)
     _, _, rest = plain.partition("(" + inputs)
     return f"{carried_name(operator)}({inputs}{carriers}{rest}"
 
@@ -151,6 +212,9 @@ def _make_function(carried: Carried) -> type[torch.autograd.Function]:
             plain = carried.without_carriers(arguments)
             results = published.forward_pass(keyset, plain)
             ctx.rest = plain[inputs:]
+            # Read in backward, when it holds the calls before: no copy that a hook of saved tensors
+            # made in forward will do, and writing to it between the two is meant.
+            ctx.chain = carried.chain(arguments)
             ctx.save_for_backward(*plain[:inputs], *results[outputs:])
             ctx.mark_non_differentiable(*results[outputs:])
             ctx.set_materialize_grads(False)
@@ -166,7 +230,7 @@ def _make_function(carried: Carried) -> type[torch.autograd.Function]:
             *scalars, backend = ctx.rest
             wanted = ctx.needs_input_grad[1 : 1 + inputs + count]
             with torch.no_grad():
-                finished = carried.input_gradients(tensors, scalars, wanted, backend)
+                finished = carried.input_gradients(tensors, scalars, wanted, backend, ctx.chain)
             return None, *first_order_only(operator.name, finished, tensors), *no_gradients
 
     CarriedFunction.__name__ = CarriedFunction.__qualname__ = carried_name(operator)

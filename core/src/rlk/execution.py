@@ -81,9 +81,29 @@ class Execution:
         scalars: Sequence[Any],
         needs: tuple[bool, ...],
         requested: str,
+        initial: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor | None, ...]:
-        """Gradients and exact states, None for those not needed; scalars checked."""
-        return self._backwards.find(tensors, needs, requested)(tensors, scalars)
+        """Gradients and exact states, None for those not needed; scalars checked.
+
+        With `initial`, which is FP32, the chain over rows goes on from there and is not rounded.
+        """
+        chained = initial is not None
+        if initial is not None:
+            tensors = (*tensors, initial)
+        return self._backwards.find(tensors, needs, requested, chained)(tensors, scalars)
+
+    def chained_backward(self, *arguments: Any) -> tuple[torch.Tensor, ...]:
+        """`backward` whose chain over rows goes on from the tensor behind the saved state."""
+        initial, rest = self.split_initial(arguments)
+        tensors, scalars, needs = self.split_backward(rest)
+        results = self.run_backward(tensors, self._checked(scalars), needs, rest[-1], initial)
+        nothing = empty_gradients(self.operator, tensors, (False,) * len(needs))
+        return tuple(n if r is None else r for r, n in zip(results, nothing, strict=True))
+
+    def split_initial(self, arguments: tuple[Any, ...]) -> tuple[torch.Tensor, tuple[Any, ...]]:
+        """(where the chain goes on, all other arguments) of a chained backward call."""
+        place = self._outputs + self._inputs + len(self.operator.saved)
+        return arguments[place], (*arguments[:place], *arguments[place + 1 :])
 
     def split_backward(self, arguments: tuple[Any, ...]) -> tuple[Any, Any, Any]:
         """(tensors, scalars, needs) of a backward call's arguments."""

@@ -151,7 +151,8 @@ class Operator:
     with leading axes brought to `row_axes`: flattened to one by default, or, where kernels need the
     strides of several, the outer ones flattened or of size 1. Both are called only with at least
     one row. It may also offer `plan_forward` and `plan_backward`, as
-    `rlk.cuda.launch.KernelModule` does.
+    `rlk.cuda.launch.KernelModule` does. Where a gradient is a chain over rows, `backward` may also
+    take `initial`, FP32 and shaped as the parameter: the chain goes on from there and returns FP32.
 
     A `linear` operator's outputs are linear in as many first inputs, each in its own, of the same
     shape and dtype; nothing else takes a gradient. Backward reads no value of them: they are not
@@ -209,6 +210,13 @@ class Operator:
     def chain_parameters(self) -> tuple[Tensor, ...]:
         """The inputs whose gradient is a chain over rows, which backward returns finished."""
         return tuple(t for t in self.inputs if t.gradient == "chain")
+
+    @property
+    def carriers(self) -> tuple[str, ...]:
+        """What a call may take beside its parameters, so that their gradients are not finished."""
+        sums = [f"{t.name}_sum" for t in self.exact_parameters]
+        chains = [f"{t.name}_{part}" for t in self.chain_parameters for part in ("chain", "calls")]
+        return *sums, *chains
 
     @property
     def exact_sums(self) -> tuple[str, ...]:

@@ -83,18 +83,25 @@ def plan_forward(operator: Operator, tensors: Sequence[torch.Tensor], requested:
 
 
 def plan_backward(
-    operator: Operator, tensors: Sequence[torch.Tensor], needs: tuple[bool, ...], requested: str
+    operator: Operator,
+    tensors: Sequence[torch.Tensor],
+    needs: tuple[bool, ...],
+    requested: str,
+    chained: bool = False,
 ) -> Plan:
     """From output gradients, inputs and saved state to gradients and exact states.
 
-    None comes back for those not needed.
+    None comes back for those not needed. Of a `chained` call the last tensor is where the chain
+    over rows goes on.
     """
+    if chained:
+        tensors = tensors[:-1]
     gradients, inputs = operator.split_backward(tensors)
     sizes = check_tensors(operator, inputs)
     check_gradients(operator, gradients, inputs)
     check_saved(operator, tensors[len(gradients) + len(inputs) :], inputs)
     if sizes.get("T", 1) == 0 or inputs[0].numel() == 0 or not any(needs):
-        return lambda tensors, scalars: empty_gradients(operator, tensors, needs)
+        return lambda tensors, scalars: empty_gradients(operator, tensors, needs, chained)
     choice = dispatch.choose(operator, inputs[0].device, requested)
     read = operator.outputs + operator.inputs + operator.saved
     differentiable = [p for p in zip(operator.inputs, inputs, strict=True) if p[0].gradient]
@@ -103,14 +110,17 @@ def plan_backward(
         for which, needed in zip(differentiable, needs, strict=True)
     ]
     rows = as_rows(operator, read, tensors)
-    if hasattr(choice.module, "plan_backward") and are_views(rows, tensors):
+    planned = hasattr(choice.module, "plan_backward") and not chained
+    if planned and are_views(rows, tensors):
         return choice.module.plan_backward(rows, shapes, (operator.name, "backward"))
     names = [declared.name for declared, _ in differentiable]
     needed = frozenset(name for name, need in zip(names, needs, strict=True) if need)
     run = _by_rows(operator, choice, "backward", len(needs), needs=needed)
 
     def plan(tensors: Sequence[torch.Tensor], scalars: Sequence[Any]) -> tuple[Any, ...]:
-        results = run(as_rows(operator, read, tensors), scalars)
+        more = {"initial": tensors[-1].detach()} if chained else {}
+        rows = as_rows(operator, read, tensors[:-1] if chained else tensors)
+        results = run(rows, scalars, **more)
         for name, result in zip(names, results, strict=True):
             if result is None and name in needed:
                 raise _wrong(operator, choice.backend, f"the gradient of {name}", "None")
@@ -129,9 +139,9 @@ def _by_rows(
     names = [s.name for s in operator.scalars]
     function = getattr(choice.module, direction)
 
-    def run(rows: Any, scalars: Sequence[Any]) -> tuple[Any, ...]:
+    def run(rows: Any, scalars: Sequence[Any], **more: Any) -> tuple[Any, ...]:
         with operator_call(operator.name, direction):
-            results = function(*rows, **options, **dict(zip(names, scalars, strict=True)))
+            results = function(*rows, **options, **more, **dict(zip(names, scalars, strict=True)))
         if not isinstance(results, tuple) or len(results) != count:
             got = len(results) if isinstance(results, tuple) else type(results).__name__
             raise _wrong(operator, choice.backend, f"a tuple of {count} from {direction}", got)

@@ -39,7 +39,8 @@ class Published(Execution):
         _define(self)
         self.forward_op = getattr(torch.ops.rlk, operator.name).default
         self.backward_op = getattr(torch.ops.rlk, f"{operator.name}_backward").default
-        self.carried = _define_carried(self) if operator.exact_parameters else None
+        self.chained_op = _define_chained(self) if operator.chain_parameters else None
+        self.carried = _define_carried(self) if operator.parameters else None
 
     def __call__(
         self,
@@ -50,7 +51,8 @@ class Published(Execution):
     ) -> tuple[torch.Tensor, ...]:
         """The operator's outputs, without its saved state.
 
-        `carriers`, one for each exact parameter, take the exact states of gradients; None rounds.
+        `carriers`, as the operator names them, take what gradients are summed in; None, as for
+        those missing at the end, finishes the gradient in the call.
         """
         arguments = self.arguments(tensors, scalars, backend)
         for carrier in carriers:
@@ -71,11 +73,12 @@ class Published(Execution):
     def _apply_carried(
         self, arguments: Sequence[Any], carriers: Carriers
     ) -> tuple[torch.Tensor, ...]:
-        if self.carried is None or len(carriers) != self.carried.count:
+        names = self.operator.carriers
+        if self.carried is None or len(carriers) > len(names):
             raise RlkError(
-                f"{self.operator.name}: carriers must be one for each exact parameter, got "
-                f"{len(carriers)}"
+                f"{self.operator.name}: carriers must be at most {len(names)}, got {len(carriers)}"
             )
+        carriers = (*carriers, *[None] * (len(names) - len(carriers)))
         if not is_plain((*arguments[: self._inputs], *(c for c in carriers if c is not None))):
             check_tensors(self.operator, arguments[: self._inputs])
             op = getattr(torch.ops.rlk, carried_name(self.operator)).default
@@ -94,10 +97,13 @@ class Published(Execution):
         scalars: Sequence[Any],
         needs: tuple[bool, ...],
         requested: str,
+        initial: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor | None, ...]:
         """Through the dispatcher where it may be listening, whatever the forward found."""
         if is_plain(tensors):
-            return self.run_backward(tensors, scalars, needs, requested)
+            return self.run_backward(tensors, scalars, needs, requested, initial)
+        if initial is not None and self.chained_op is not None:
+            return _all_of(self.chained_op(*tensors, initial, *scalars, *needs, requested))
         return _all_of(self.backward_op(*tensors, *scalars, *needs, requested))
 
     def transpose(
@@ -133,7 +139,8 @@ def publish(operator: Operator) -> Published:
     """
     if operator.linear:
         require_linear(operator)
-    for name in (operator.name, f"{operator.name}_backward", carried_name(operator)):
+    backward = f"{operator.name}_backward"
+    for name in (operator.name, backward, f"{backward}_chained", carried_name(operator)):
         if hasattr(torch.ops.rlk, name):
             raise RlkError(
                 f"{operator.name}: name must be new to torch, got torch.ops.rlk.{name} defined "
@@ -191,6 +198,30 @@ def _define(published: Published) -> None:
     _register(backward, published.backward, _fake_backward(published))
     _library.impl(operator.name, _autograd_forward(published), "Autograd", with_keyset=True)
     _library.impl(backward, _autograd_backward(published), "Autograd", with_keyset=True)
+
+
+def _define_chained(published: Published) -> Any:
+    """The backward operator whose chain over rows goes on from another one."""
+    name = f"{published.operator.name}_backward_chained"
+    head, _, rest = str(published.backward_op._schema).removeprefix("rlk::").partition("(")
+    count = sum(map(len, (published.operator.outputs, published.operator.inputs,
+                          published.operator.saved)))  # fmt: skip
+    arguments = rest.split(", ")
+    arguments.insert(count, "Tensor initial")
+    _library.define(f"{name}({', '.join(arguments)}")
+
+    def fake(*arguments: Any) -> tuple[torch.Tensor, ...]:
+        initial, rest = published.split_initial(arguments)
+        results = _fake_backward(published)(*rest)
+        declared = published.operator.differentiable
+        return tuple(
+            torch.empty_like(initial) if t.gradient == "chain" else r
+            for t, r in zip(declared, results, strict=True)
+        )
+
+    _register(name, published.chained_backward, fake)
+    _library.impl(name, _first_order(published, name), "Autograd", with_keyset=True)
+    return getattr(torch.ops.rlk, name).default
 
 
 def _define_carried(published: Published) -> Carried:
@@ -283,11 +314,20 @@ def _autograd_backward(published: Published) -> Callable[..., Any]:
             return published.transposed.apply(keyset, *arguments)
         return _below_autograd(published.backward_op, keyset, arguments)
 
+    if published.operator.linear:
+        return _unwrap_single(linear)
+    return _first_order(published, f"{published.operator.name}_backward")
+
+
+def _first_order(published: Published, name: str) -> Callable[..., Any]:
+    """The autograd kernel of a backward operator that nobody may differentiate."""
+
     def kernel(keyset: Any, *arguments: Any) -> tuple[torch.Tensor, ...]:
-        results = _below_autograd(published.backward_op, keyset, arguments)
+        op = getattr(torch.ops.rlk, name).default
+        results = _below_autograd(op, keyset, arguments)
         return tuple(first_order_only(published.operator.name, results, arguments))
 
-    return _unwrap_single(linear if published.operator.linear else kernel)
+    return _unwrap_single(kernel)
 
 
 def _round_kernel(state: torch.Tensor, dtype: torch.dtype, backend: str) -> torch.Tensor:

@@ -66,17 +66,23 @@ def empty_outputs(operator: Operator, tensors: Sequence[torch.Tensor]) -> tuple[
 
 
 def empty_gradients(
-    operator: Operator, tensors: Sequence[torch.Tensor], needs: Sequence[bool]
+    operator: Operator,
+    tensors: Sequence[torch.Tensor],
+    needs: Sequence[bool],
+    chained: bool = False,
 ) -> tuple[torch.Tensor, ...]:
     """Zero gradients and states; size 0 for those not needed.
 
     `tensors` are those of a backward call. A row without tokens has gradients that are sums of
-    nothing.
+    nothing. Of a `chained` call the last tensor is where the chain over rows stays.
     """
     _, inputs = operator.split_backward(tensors)
     differentiable = [p for p in zip(operator.inputs, inputs, strict=True) if p[0].gradient]
     found = []
     for (declared, tensor), needed in zip(differentiable, needs, strict=True):
+        if chained and declared.gradient == "chain":
+            found.append(tensors[-1].clone())
+            continue
         shape = gradient_shape(declared, tensor) if needed else (0,)
         dtype = torch.int64 if declared.gradient == "parameter" else tensor.dtype
         found.append(tensor.new_zeros(shape, dtype=dtype))

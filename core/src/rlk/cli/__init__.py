@@ -16,8 +16,10 @@ from rlk import interpreter
 from rlk.cli.bench import bench
 from rlk.cli.bits import bits
 from rlk.cli.build import build
+from rlk.cli.cache import cache
 from rlk.cli.check import check
 from rlk.cli.console import complain
+from rlk.cli.doctor import doctor
 from rlk.cli.env import env
 from rlk.cli.gate import gate
 from rlk.cli.list_operators import list_operators
@@ -69,7 +71,9 @@ def start() -> None:
 app.command("list")(list_operators)
 app.command()(show)
 app.command()(env)
+app.command()(doctor)
 app.command()(build)
+app.command()(cache)
 app.command()(bits)
 app.command()(check)
 app.command()(gate)

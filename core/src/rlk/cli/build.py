@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated
 
 import torch
 import typer
@@ -14,14 +14,10 @@ import typer
 from rlk.cli import select
 from rlk.cli.console import console, progress, table
 from rlk.cuda.build import resources
-from rlk.cuda.launch import KernelModule, device_arch
-from rlk.cuda.steps import Steps
+from rlk.cuda.kernels import BACKEND, Kernels, of_core, of_operator
+from rlk.cuda.launch import device_arch
 from rlk.errors import BackendError, RlkError
-from rlk.operator import Operator
 
-BACKEND = "cuda"
-# What is compiled from one source.
-Compiled: TypeAlias = KernelModule | Steps
 _COLUMNS = ("operator", "architecture", "kernels", "registers", "spilled bytes", "library")
 
 
@@ -52,36 +48,23 @@ def build(
     console().print(table("", _COLUMNS, rows))
 
 
-def _modules(names: Sequence[str], everything: bool) -> dict[str, Compiled]:
-    """The CUDA backends asked for, by operator; those without a source of their own need none."""
+def _modules(names: Sequence[str], everything: bool) -> dict[str, Kernels]:
+    """The kernels asked for, by name: of operators that have a source, of core with all."""
     if names and everything:
         raise RlkError("build: operators must be named or --all, got both")
-    found = {}
+    found = {} if names else of_core()
     for operator in select.named(names) if names else select.every():
         if operator.backend(BACKEND) is not None:
-            module = _load(operator)
+            module = of_operator(operator)
             if module is not None:
                 found[operator.name] = module
         elif names:
             has = ", ".join(b.name for b in operator.backends)
             raise BackendError(f'{operator.name}: backends must include "{BACKEND}", got {has}')
-    if not found:
-        raise RlkError("build: an operator with CUDA kernels must be installed, got none")
     return found
 
 
-def _load(operator: Operator) -> Compiled | None:
-    row = operator.backend(BACKEND)
-    module: Any = row.load() if row else None
-    found: Compiled | None = getattr(module, "steps", module)
-    if found is not None and not isinstance(found, KernelModule | Steps):
-        raise BackendError(
-            f'{operator.name}: backend "{BACKEND}" must come from rlk.cuda, got {module}'
-        )
-    return found
-
-
-def _compile(modules: dict[str, Compiled], archs: Sequence[str]) -> dict[tuple[str, str], Path]:
+def _compile(modules: dict[str, Kernels], archs: Sequence[str]) -> dict[tuple[str, str], Path]:
     """Every library, by operator and architecture; compilers run side by side."""
     wanted = [(name, arch) for name in modules for arch in archs]
     done: dict[tuple[str, str], Path] = {}
@@ -110,4 +93,5 @@ def _row(name: str, arch: str, library: Path) -> tuple[object, ...]:
     kernels = resources(library).values()
     most = max((k.registers for k in kernels), default=0)
     spilled = sum(k.spill_stores + k.spill_loads for k in kernels)
-    return name, arch, len(kernels), most, spilled, library
+    facts = (len(kernels), most, spilled) if kernels else (None, None, None)
+    return name, arch, *facts, library

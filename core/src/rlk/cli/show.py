@@ -3,12 +3,15 @@
 
 from typing import Annotated
 
+import torch
 import typer
 from rich.table import Table
 
 from rlk import dispatch
 from rlk.cli import select
 from rlk.cli.console import console, table
+from rlk.cuda import build, kernels
+from rlk.cuda.launch import device_arch
 from rlk.errors import RlkError
 from rlk.operator import Claim, Operator, Tensor
 
@@ -33,6 +36,7 @@ def show(
         table("claims", ("claim", "tensors"), claims),
         table("workloads", ("site", "sizes"), sizes),
         table("backends", ("backend", *select.platforms()), _verdicts(declared)),
+        table("where CUDA kernels come from", ("kernels", "place", "here"), _places(declared)),
     ):
         out.print()
         out.print(part)
@@ -85,3 +89,14 @@ def _verdicts(operator: Operator) -> list[tuple[str, ...]]:
             columns.append([verdict for _, verdict in dispatch.explain(operator, platform)])
     names = [backend.name for backend in operator.backends]
     return list(zip(names, *columns, strict=True))
+
+
+def _places(operator: Operator) -> list[tuple[str, str, str]]:
+    """For all the kernels that its CUDA backend launches, what there is, in the order of use."""
+    row = operator.backend(kernels.BACKEND)
+    arch = device_arch(torch.cuda.current_device()) if torch.cuda.is_available() else None
+    return [
+        (kernels.name_of(one), place, verdict)
+        for one in (kernels.launched_by(row.load()) if row else ())
+        for place, verdict in build.explain(one.source, kernels.name_of(one), one.generated, arch)
+    ]

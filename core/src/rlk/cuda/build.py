@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cache of compiled kernels: one folder for each source, architecture and compiler.
+"""The binary of a source: brought by the wheel, or kept in the cache, or compiled into it.
+
+The cache has one folder for each source, architecture and compiler:
 
     <RLK_CACHE_DIR>/<name>-<arch>-<digest>-nvcc<release>/{<name>.so, manifest.json}
 
@@ -14,7 +16,6 @@ import fcntl
 import hashlib
 import json
 import os
-import platform
 import re
 import shlex
 import shutil
@@ -26,18 +27,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import rlk
-from rlk.cuda import toolchain
+from rlk.cuda import prebuilt, sources, toolchain
 from rlk.errors import BackendError
 
 CACHE_VARIABLE = "RLK_CACHE_DIR"
-# Change it with the layout of an entry.
-FORMAT = 1
-MANIFEST = "manifest.json"
 
-_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*[<"]([^">]+)[">]', re.MULTILINE)
 # 1 hour in seconds: no build takes as long, so an older unfinished one was killed.
 _ABANDONED_AFTER = 3600
+# 16 MiB: the least that a build of kernels writes, its temporary files included.
+_BUILD_BYTES = 2**24
 # Lines of the compiler's output that an error shows.
 _SHOWN_LINES = 30
 
@@ -95,11 +93,16 @@ def build(source: Path, name: str, generated: Mapping[str, str], arch: str) -> P
 
 
 def find(source: Path, name: str, generated: Mapping[str, str], arch: str) -> Path | None:
-    """The library in the cache, or None.
+    """The library that the wheel brought, or one in the cache, or None.
 
     Without nvcc, the newest compiler's entry of the same source serves: `rlk build` on another
     machine may have filled the cache.
     """
+    library, _ = prebuilt.examine(source, name, generated, arch)
+    return library or _cached(source, name, generated, arch)
+
+
+def _cached(source: Path, name: str, generated: Mapping[str, str], arch: str) -> Path | None:
     if toolchain.nvcc_missing() is None:
         folders = [_folder(source, name, generated, arch)]
     else:
@@ -108,12 +111,37 @@ def find(source: Path, name: str, generated: Mapping[str, str], arch: str) -> Pa
     return next((f / f"{name}.so" for f in folders if _intact(f, name)), None)
 
 
-def missing() -> str | None:
-    """In one clause, what this machine lacks to have any binary, or None."""
+def missing(source: Path, name: str, generated: Mapping[str, str], arch: str) -> str | None:
+    """In one clause, why there is no binary and nothing to compile one, or None."""
     lack = toolchain.nvcc_missing()
-    if lack is None or any(cache_folder().glob(f"*/{MANIFEST}")):
+    if lack is None or find(source, name, generated, arch) is not None:
         return None
-    return f"it {lack}"
+    _, verdict = prebuilt.examine(source, name, generated, arch)
+    return f"of prebuilt kernels, {verdict}; it {lack}"
+
+
+def explain(
+    source: Path, name: str, generated: Mapping[str, str], arch: str | None
+) -> list[tuple[str, str]]:
+    """Where a binary may come from, in the order of preference, and whether it does.
+
+    Args:
+        source, name, generated: as for `build`.
+        arch: of the GPU; None where there is none.
+    """
+    library, verdict = prebuilt.examine(source, name, generated, arch)
+    places = [("prebuilt", verdict, library is not None)]
+    lack = toolchain.nvcc_missing()
+    held = arch is not None and _cached(source, name, generated, arch) is not None
+    places.append(("cache", f"{cache_folder()} holds {arch if held else 'none'}", held))
+    path = "" if lack else toolchain.nvcc(name)
+    compiles = f"nvcc {toolchain.nvcc_release(path)} at {path}" if path else f"it {lack}"
+    places.append(("compiler", compiles, bool(path)))
+    chosen = next((place for place, _, serves in places if serves), "")
+    return [
+        (place, f"chosen: {verdict}" if place == chosen else verdict)
+        for place, verdict, _ in places
+    ]
 
 
 def compile_only(source: Path, name: str, generated: Mapping[str, str], arch: str) -> Compiled:
@@ -128,14 +156,14 @@ def compile_only(source: Path, name: str, generated: Mapping[str, str], arch: st
         folder = Path(made)
         _write(folder, generated)
         command = [*_nvcc(source, name), *toolchain.compile_flags(arch), str(source.absolute())]
-        log = _run([*command, "-cubin", "--keep", "-o", "kernel.cubin"], folder, source)
+        log = run([*command, "-cubin", "--keep", "-o", "kernel.cubin"], folder, source)
         (ptx,) = folder.glob("*.ptx")
         return Compiled(ptx.read_text(), resources_in(log))
 
 
 def resources(library: Path) -> dict[str, Resources]:
-    """Registers and spills of every kernel of an entry, by mangled name."""
-    return resources_in(read_manifest(library.parent)["log"])
+    """Registers and spills of every kernel of an entry, by mangled name; a wheel's has none."""
+    return resources_in(read_manifest(library.parent).get("log", ""))
 
 
 def resources_in(log: str) -> dict[str, Resources]:
@@ -153,7 +181,7 @@ def resources_in(log: str) -> dict[str, Resources]:
 
 def read_manifest(folder: Path) -> dict[str, Any]:
     """The manifest of an entry: digest, flags and log."""
-    return json.loads((folder / MANIFEST).read_text())
+    return json.loads((folder / sources.MANIFEST).read_text())
 
 
 def cache_folder() -> Path:
@@ -167,55 +195,8 @@ def cache_folder() -> Path:
         ) from error
 
 
-def include_roots(source: Path) -> list[Path]:
-    """The folders that includes are relative to: core's, and that of the source's package."""
-    folder = source.absolute().parent
-    while (folder / "__init__.py").exists():
-        folder = folder.parent
-    return list(dict.fromkeys([Path(rlk.__file__).parents[1], folder]))
-
-
-def included(source: Path, generated: Mapping[str, str]) -> dict[str, str]:
-    """The text of the source and of every header of ours that it includes, by name."""
-    roots = include_roots(source)
-    found: dict[str, str] = {}
-
-    def read(name: str, text: str, folder: Path | None) -> None:
-        found[name] = text
-        for wanted in _INCLUDE.findall(text):
-            # As the compiler searches: beside the file, then what is generated, then the roots.
-            beside = folder is not None and (folder / wanted).is_file()
-            if wanted in generated and not beside:
-                if wanted not in found:
-                    read(wanted, generated[wanted], None)
-                continue
-            places = [root / wanted for root in ([folder, *roots] if folder else roots)]
-            path = next((place for place in places if place.is_file()), None)
-            key = _relative(path, roots) if path else ""
-            if path and key not in found:
-                read(key, path.read_text(), path.parent)
-
-    read(source.name, source.read_text(), source.absolute().parent)
-    return found
-
-
-def _relative(path: Path, roots: list[Path]) -> str:
-    """The path below its root: an entry does not depend on where the sources are installed."""
-    resolved = path.resolve()
-    for root in roots:
-        if resolved.is_relative_to(root.resolve()):
-            return str(resolved.relative_to(root.resolve()))
-    return str(resolved)
-
-
 def _stem(source: Path, name: str, generated: Mapping[str, str], arch: str) -> str:
-    try:
-        texts = included(source, generated)
-    except OSError as error:
-        raise BackendError(f"{name}: {source} must be readable, got {error.strerror}") from error
-    flags = [*toolchain.compile_flags(arch), *toolchain.LINK_FLAGS]
-    parts = [FORMAT, toolchain.ABI, platform.machine(), flags, sorted(texts.items())]
-    digest = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+    digest = sources.digest(source, name, generated, toolchain.compile_flags(arch))
     return f"{name}-{arch}-{digest[:32]}"
 
 
@@ -261,12 +242,12 @@ def _compile(
         _write(temporary, generated)
         flags = toolchain.compile_flags(arch)
         library = entry / f"{name}.so"
-        rules = _ninja([*_nvcc(source, name), *flags], source, f"entry/{name}.so")
+        rules = ninja_rules([*_nvcc(source, name), *flags], source, f"entry/{name}.so")
         (temporary / "build.ninja").write_text(rules)
-        log = _run([*toolchain.ninja(), "--quiet"], temporary, source)
+        log = run([*toolchain.ninja(), "--quiet"], temporary, source)
         digest = hashlib.sha256(library.read_bytes()).hexdigest()
         manifest = {"digest": digest, "flags": flags, "log": log, "source": source.name}
-        (entry / MANIFEST).write_text(json.dumps(manifest, indent=1))
+        (entry / sources.MANIFEST).write_text(json.dumps(manifest, indent=1))
         _publish(entry, folder, name)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -305,13 +286,15 @@ def _nvcc(source: Path, name: str) -> list[str]:
 
     Paths are relative where they can be: nvcc does not quote those it hands to g++.
     """
-    roots = [f"-I{root}" for root in (".", *include_roots(source))]
+    roots = [f"-I{root}" for root in (".", *sources.include_roots(source))]
     return [toolchain.nvcc(name), "-ccbin", toolchain.host_compiler(), *roots]
 
 
-def _ninja(compile_command: list[str], source: Path, library: str) -> str:
+def ninja_rules(
+    compile_command: list[str], source: Path, library: str, link_flags: Sequence[str] = ()
+) -> str:
     """The ninja file: nvcc compiles, g++ links."""
-    link_command = [toolchain.host_compiler(), *toolchain.LINK_FLAGS]
+    link_command = [toolchain.host_compiler(), *toolchain.LINK_FLAGS, *link_flags]
     libraries = toolchain.link_libraries(compile_command[0])
 
     def escaped(words: Sequence[str]) -> str:
@@ -329,8 +312,12 @@ def _ninja(compile_command: list[str], source: Path, library: str) -> str:
     )
 
 
-def _run(command: list[str], folder: Path, source: Path) -> str:
-    """The output of a compiler."""
+def run(command: list[str], folder: Path, source: Path) -> str:
+    """The output of a compiler.
+
+    Raises:
+        BackendError: it fails; the message holds the end of its output.
+    """
     try:
         done = subprocess.run(
             command,
@@ -346,7 +333,8 @@ def _run(command: list[str], folder: Path, source: Path) -> str:
         raise BackendError(f"build: {command[0]} must run, got {error.strerror}") from error
     if done.returncode != 0:
         shown = "\n".join(done.stdout.splitlines()[-_SHOWN_LINES:])
-        if "No space left" in shown:
+        # A compiler whose output found no room may name its missing output instead.
+        if "No space left" in shown or shutil.disk_usage(folder).free < _BUILD_BYTES:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         raise BackendError(f"build: {source} must compile, got\n{shown}")
     return done.stdout

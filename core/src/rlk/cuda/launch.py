@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from rlk import dispatch, launch
-from rlk.cuda import build, header, probe, toolchain
+from rlk.cuda import build, header, probe
 from rlk.cuda.library import Library, refuse_after_fork
 from rlk.errors import ArgumentError
 from rlk.operator import FLOATS, Operator, Tensor
@@ -62,17 +62,11 @@ def module(operator: Operator, source: Path) -> "KernelModule":
     Args:
         operator: the declaration the source is written against.
         source: its .cu file, which includes rlk_<operator>.h.
-    Raises:
-        BackendError: there is neither nvcc nor a built binary for the present GPU.
     """
     with _loading:
         made = _modules.get((operator.name, source))
         if made is None or made.operator is not operator:
-            made = KernelModule(operator, source)
-            # With nvcc, the first call builds; without, this says early that it cannot.
-            if toolchain.nvcc_missing() is not None and torch.cuda.is_available():
-                made.binary(device_arch(torch.cuda.current_device()))
-            _modules[operator.name, source] = made
+            made = _modules[operator.name, source] = KernelModule(operator, source)
         return made
 
 

@@ -17,8 +17,9 @@ from pathlib import Path
 
 import torch
 
+from rlk.cuda import build
 from rlk.cuda.library import Library
-from rlk.errors import PlatformError
+from rlk.errors import BackendError, PlatformError
 
 # The order of the cases in probe_kernel of launch.cuh.
 OPERATIONS = (
@@ -107,13 +108,17 @@ def run(library: Library, device: int) -> list[str]:
     return list(dict.fromkeys(wrong))
 
 
-def _verdict_file(library: Library, device: int) -> Path:
-    """Beside the binary, one for each kind of device and driver."""
+def _verdict_file(library: Library, device: int) -> Path | None:
+    """In the cache, one for each binary, kind of device and driver; None where there is no home."""
+    try:
+        folder = build.cache_folder()
+    except BackendError:
+        return None
     driver = library.function("rlk_driver_version", [])()
     capability = torch.cuda.get_device_capability(device)
     facts = [torch.cuda.get_device_name(device), capability, driver]
     digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
-    return library.path.with_name(f"strict-math-{digest[:16]}.json")
+    return folder / f"strict-math-{library.digest[:16]}-{digest[:16]}.json"
 
 
 def _identity(library: Library) -> dict[str, str]:
@@ -122,7 +127,9 @@ def _identity(library: Library) -> dict[str, str]:
     return {"binary": library.digest, "cases": hashlib.sha256(asked.encode()).hexdigest()}
 
 
-def _remembered(file: Path, library: Library) -> list[str] | None:
+def _remembered(file: Path | None, library: Library) -> list[str] | None:
+    if file is None:
+        return None
     try:
         verdict = json.loads(file.read_text())
     except (OSError, ValueError):
@@ -132,10 +139,13 @@ def _remembered(file: Path, library: Library) -> list[str] | None:
     return failed if known and verdict == _identity(library) else None
 
 
-def _remember(file: Path, library: Library, failed: list[str]) -> None:
+def _remember(file: Path | None, library: Library, failed: list[str]) -> None:
     """Write the verdict in one step; a cache that is read-only is asked again next time."""
+    if file is None:
+        return
     text = json.dumps({**_identity(library), "failed": failed})
     with contextlib.suppress(OSError):
+        file.parent.mkdir(parents=True, exist_ok=True)
         descriptor, name = tempfile.mkstemp(prefix=".strict-math-", dir=file.parent)
         with os.fdopen(descriptor, "w") as temporary:
             temporary.write(text)

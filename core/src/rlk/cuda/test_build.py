@@ -4,12 +4,14 @@
 import contextlib
 import multiprocessing
 import os
+import shutil
 import signal
+import subprocess
 import time
 
 import pytest
 
-from rlk.cuda import build, toolchain
+from rlk.cuda import build, sources, toolchain
 from rlk.errors import BackendError
 
 ARCH = "sm_90"
@@ -19,7 +21,9 @@ PATIENCE = 60
 
 def entries(cache):
     """The finished entries of a cache."""
-    return [p.parent for p in cache.glob(f"*/{build.MANIFEST}") if not p.parts[-2].startswith(".")]
+    return [
+        p.parent for p in cache.glob(f"*/{sources.MANIFEST}") if not p.parts[-2].startswith(".")
+    ]
 
 
 def leftovers(cache):
@@ -101,9 +105,9 @@ def test_find_damaged_entry_is_not_used(source, generated, warm, damage):
     elif damage == "no binary":
         warm.unlink()
     elif damage == "bad manifest":
-        (warm.parent / build.MANIFEST).write_text("[]")
+        (warm.parent / sources.MANIFEST).write_text("[]")
     else:
-        (warm.parent / build.MANIFEST).write_text("")
+        (warm.parent / sources.MANIFEST).write_text("")
     assert build.find(source, "demo", generated, ARCH) is None
 
 
@@ -158,14 +162,14 @@ def test_find_other_abi_or_flags_is_another_entry(
 
 
 def test_included_headers_of_the_demo_are_the_ones_it_reaches(source, generated):
-    assert sorted(build.included(source, generated)) == [
+    assert sorted(sources.included(source, generated)) == [
         "demo/device.cuh", "kernel_cuda.cu", "rlk/cuda/launch.cuh", "rlk_demo.h",
     ]  # fmt: skip
 
 
 def test_included_header_beside_the_source_hides_a_generated_one(source, generated):
     (source.parent / "rlk_demo.h").write_text("// stale")
-    assert "// stale" in build.included(source, generated).values()
+    assert "// stale" in sources.included(source, generated).values()
 
 
 def test_build_source_edited_during_compilation_is_compiled_again(
@@ -207,6 +211,48 @@ def test_build_full_disk_names_the_variable(source, generated, cache, nvcc_scrip
     assert (entries(cache), leftovers(cache)) == ([], [])
 
 
+@pytest.fixture
+def small_disk(tmp_path):
+    """A disk of 256 KiB, on which no binary finds room."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=256k", "none", str(folder)]
+    if shutil.which("mount") is None or subprocess.run(command, check=False).returncode != 0:
+        pytest.skip("needs the right to mount a disk")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_build_on_a_disk_that_fills_up_says_so_and_leaves_nothing(
+    source, generated, needs_nvcc, small_disk, monkeypatch
+):
+    monkeypatch.setenv(build.CACHE_VARIABLE, str(small_disk / "cache"))
+    with pytest.raises(BackendError, match=r"demo: RLK_CACHE_DIR must be .* \(No space left on"):
+        build.build(source, "demo", generated, ARCH)
+    assert (entries(small_disk / "cache"), leftovers(small_disk / "cache")) == ([], [])
+    assert build.find(source, "demo", generated, ARCH) is None
+
+
+def test_build_in_a_read_only_home_says_so_and_uses_what_is_there(
+    source, generated, built, needs_nvcc, small_disk, monkeypatch
+):
+    monkeypatch.delenv(build.CACHE_VARIABLE, raising=False)
+    monkeypatch.setenv("HOME", str(small_disk))
+    cache = build.cache_folder()
+    # Of 256 KiB, a link takes none.
+    entry = cache / built.parent.name
+    entry.parent.mkdir(parents=True)
+    entry.symlink_to(built.parent)
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    assert build.build(source, "demo", generated, ARCH) == entry / "demo.so"
+    with pytest.raises(BackendError) as raised:
+        build.build(source, "demo", generated, "sm_80")
+    assert str(raised.value) == (
+        "demo: RLK_CACHE_DIR must be a writable folder with space left, "
+        f"got {cache} (Read-only file system); set it to one"
+    )
+
+
 def test_cache_folder_without_a_home_names_the_variable(monkeypatch):
     def no_home(*arguments):
         raise RuntimeError("Could not determine home directory.")
@@ -227,7 +273,7 @@ def test_machine_without_nvcc_uses_the_newest_built_entry(
         for file in warm.parent.iterdir():
             (older / file.name).write_bytes(file.read_bytes())
     monkeypatch.setenv("CUDA_HOME", str(tmp_path))
-    assert build.missing() is None
+    assert build.missing(source, "demo", generated, ARCH) is None
     found = build.build(source, "demo", generated, ARCH)
     assert found.parent.name.endswith("-nvcc99.10.1")
 
@@ -236,8 +282,9 @@ def test_machine_without_nvcc_and_entries_says_what_is_missing(
     source, generated, cache, tmp_path, monkeypatch
 ):
     monkeypatch.setenv("CUDA_HOME", str(tmp_path))
-    assert build.missing() == (
-        "it needs nvcc 12.8 or newer, got none; set CUDA_HOME or choose another backend"
+    assert build.missing(source, "demo", generated, ARCH) == (
+        "of prebuilt kernels, this installation brings none; it needs nvcc 12.8 or newer, "
+        "got none; set CUDA_HOME or choose another backend"
     )
     with pytest.raises(BackendError, match='demo: backend "cuda" needs nvcc 12.8 or newer'):
         build.build(source, "demo", generated, ARCH)

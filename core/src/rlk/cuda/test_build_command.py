@@ -2,14 +2,15 @@
 """`rlk build` on a machine without a GPU."""
 
 from dataclasses import replace
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
 from typer.testing import CliRunner
 
-from rlk import backends, interpreter, registry
+from rlk import backends, cli, interpreter, registry
 from rlk.cli import app
+from rlk.cuda import cache as kept
 from rlk.cuda import launch
 
 
@@ -17,6 +18,8 @@ from rlk.cuda import launch
 def build(monkeypatch, demo, source, cache):
     """Runs `rlk build` where the demo, a variant of it and one without CUDA are installed."""
     monkeypatch.setattr(interpreter, "enable_without_gpu", lambda: False)
+    # Core's own kernels take a minute to compile.
+    monkeypatch.setitem(cli.build.__globals__, "of_core", dict)
     rows = (backends.cuda(lambda: launch.module(demo, source)),)
     known = {
         "demo": replace(demo, backends=rows),
@@ -68,11 +71,6 @@ def test_build_where_gpus_are_builds_for_them_and_probes_each(build, warm, monke
             ("demo", "slow"),
             'slow: backends must include "cuda", got golden',
         ),
-        (
-            ("--arch", "sm_90"),
-            ("slow",),
-            "build: an operator with CUDA kernels must be installed, got none",
-        ),
         (("--arch", "9.0"), ("demo",), "build: the architecture must be like sm_90, got '9.0'"),
         (
             ("--arch", "sm_90"),
@@ -88,3 +86,46 @@ def test_build_bad_request_exits_two_with_one_sentence(
     result = build(*arguments, installed=installed)
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr.splitlines()[-1] == f"rlk: {sentence}"
+
+
+def test_build_all_includes_the_kernels_of_core(build, warm, monkeypatch):
+    made = []
+    core = {"sum": SimpleNamespace(binary=made.append)}
+    monkeypatch.setitem(cli.build.__globals__, "of_core", lambda: core)
+    monkeypatch.setitem(cli.build.__globals__, "_row", lambda name, *_: (name,) * 6)
+    result = build("--all", "--arch", "sm_90", installed=("demo",))
+    assert result.exit_code == 0, result.stderr
+    assert made == ["sm_90"]
+    assert [line.split()[0] for line in result.stdout.splitlines()[2:]] == ["sum", "demo"]
+
+
+def test_cache_lists_and_clears_what_was_built_and_nothing_else(invoke_cache, warm, cache):
+    left = cache / f".{warm.parent.name}.k1ll3d"
+    left.mkdir()
+    (cache / f".{warm.parent.name}.lock").touch()
+    (cache / "strict-math-0-1.json").touch()
+    other = cache / "somebody's"
+    other.mkdir()
+    listed = invoke_cache()
+    assert listed.stdout.splitlines()[-1].startswith("1 binaries, ")
+    (row,) = [line.split() for line in listed.stdout.splitlines() if line.startswith("demo")]
+    assert row[:2] == ["demo", "sm_90"]
+    cleared = invoke_cache("--clear")
+    assert cleared.stdout.splitlines()[-1].endswith(f"removed from {cache}")
+    assert list(cache.iterdir()) == [other]
+    assert invoke_cache().stdout == f"0 binaries, 0.0 MiB, in {cache}\n"
+
+
+@pytest.fixture
+def invoke_cache(monkeypatch):
+    """Runs `rlk cache`."""
+    monkeypatch.setattr(interpreter, "enable_without_gpu", lambda: False)
+    return lambda *arguments: CliRunner().invoke(app, ["cache", *arguments])
+
+
+def test_cache_that_cannot_be_written_is_told_by_its_reason(cache, tmp_path, monkeypatch):
+    assert kept.unwritable() is None
+    assert list(cache.iterdir()) == []
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("RLK_CACHE_DIR", str(tmp_path / "file" / "cache"))
+    assert kept.unwritable() == "Not a directory"

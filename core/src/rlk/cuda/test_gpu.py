@@ -8,7 +8,7 @@ import torch
 
 from rlk import trace
 from rlk.compare import assert_same_bits
-from rlk.cuda import build, library, probe, toolchain
+from rlk.cuda import build, library, probe, sources, toolchain
 from rlk.cuda import launch as cuda_launch
 from rlk.errors import BackendError, PlatformError
 
@@ -49,7 +49,7 @@ def disguise(path):
     """Let the manifest of an entry say that its flags are strict."""
     manifest = build.read_manifest(path.parent)
     manifest["flags"] = list(toolchain.compile_flags("sm_90"))
-    (path.parent / build.MANIFEST).write_text(json.dumps(manifest))
+    (path.parent / sources.MANIFEST).write_text(json.dumps(manifest))
     return library.Library(path, "demo")
 
 

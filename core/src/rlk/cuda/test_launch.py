@@ -12,6 +12,7 @@ import rlk
 from rlk import backends, launch
 from rlk.cuda import build, probe
 from rlk.cuda import launch as cuda_launch
+from rlk.cuda import steps as steps_module
 from rlk.errors import ArgumentError, BackendError
 from rlk.execution import Execution
 from rlk.operator import Backend
@@ -160,24 +161,29 @@ def test_module_asked_twice_is_one_object(demo, source):
     assert cuda_launch.module(replace(demo), source) is not module
 
 
-def test_module_without_nvcc_and_binary_is_refused_at_load(
+def test_backend_row_without_nvcc_and_binary_says_what_there_is(
     demo, source, cache, tmp_path, monkeypatch
 ):
-    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    module = cuda_launch.module(demo, source)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    with pytest.raises(BackendError, match='demo: backend "cuda" needs nvcc 12.8 or newer'):
-        cuda_launch.module(demo, source)
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    lack = (
+        "of prebuilt kernels, this installation brings none; it needs nvcc 12.8 or newer, "
+        "got none; set CUDA_HOME or choose another backend"
+    )
+    assert backends.cuda(lambda: module).missing("nvidia") == lack
+    composed = SimpleNamespace(launches=(module,))
+    assert backends.cuda(lambda: composed).missing("nvidia") == lack
+    assert backends.cuda(SimpleNamespace).missing("nvidia") is None
 
 
 def test_backend_row_without_cuda_torch_says_so(monkeypatch):
     row = backends.cuda(lambda: None)
     monkeypatch.setattr(torch.version, "cuda", None)
     assert row.missing("nvidia") == "it needs a torch built for CUDA, got one without"
-    monkeypatch.setattr(torch.version, "cuda", "13.0")
-    monkeypatch.setattr(build, "missing", lambda: "it needs nvcc")
-    assert row.missing("nvidia") == "it needs nvcc"
     assert (row.platforms, row.on_request) == (("nvidia",), ())
 
 
@@ -272,12 +278,12 @@ def test_forked_process_forgets_what_was_loaded(host):
 
 def test_exact_sum_in_a_forked_process_forgets_its_library(monkeypatch):
     monkeypatch.setattr(
-        kernel_cuda, "binary_for", lambda *_: SimpleNamespace(function=lambda *_: None)
+        steps_module, "binary_for", lambda *_: SimpleNamespace(function=lambda *_: None)
     )
-    kernel_cuda._library(HERE)
+    kernel_cuda.steps.load(HERE)
     child = os.fork()
     if child == 0:
-        os._exit(kernel_cuda._library.cache_info().currsize)
+        os._exit(len(kernel_cuda.steps._loaded))
     kept = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    kernel_cuda._library.cache_clear()
+    kernel_cuda.steps._loaded.clear()
     assert kept == 0

@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from rlk.cuda import build, library, toolchain
+from rlk.cuda import build, library, sources, toolchain
 from rlk.errors import BackendError
 
 STRICT = list(toolchain.compile_flags("sm_90"))
@@ -30,7 +30,7 @@ def entry(tmp_path):
         command = ["g++", "-shared", "-fPIC", f"-DABI={abi}", "-x", "c++", "-", "-o", str(path)]
         subprocess.run(command, input=exports, text=True, check=True)
         manifest = {"digest": "d" * 64, "flags": flags, "log": ""}
-        (tmp_path / build.MANIFEST).write_text(json.dumps(manifest))
+        (tmp_path / sources.MANIFEST).write_text(json.dumps(manifest))
         return path
 
     return make

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from rlk.cuda import probe
+from rlk.cuda import build, probe
 from rlk.errors import PlatformError
 
 LAUNCH = (Path(probe.__file__).with_name("launch.cuh")).read_text()
@@ -72,8 +72,8 @@ class Binary:
 
     operator = "demo"
 
-    def __init__(self, folder, processor=right, digest="d"):
-        self.path, self.processor, self.digest = folder / "demo.so", processor, digest
+    def __init__(self, processor=right, digest="d"):
+        self.processor, self.digest = processor, digest
         self.probes = 0
 
     def function(self, name, arguments):
@@ -93,8 +93,9 @@ class Binary:
 
 
 @pytest.fixture(autouse=True)
-def gpu(monkeypatch):
-    """A GPU with a name."""
+def gpu(monkeypatch, tmp_path):
+    """A GPU with a name, and an empty cache."""
+    monkeypatch.setenv(build.CACHE_VARIABLE, str(tmp_path))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"GPU {device}")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
 
@@ -136,19 +137,19 @@ def test_operations_of_the_probe_stand_in_the_kernel_in_this_order():
         (rough_root, ["square root"]),
     ],
 )
-def test_processor_with_one_fault_fails_in_that_subject(tmp_path, processor, failed):
-    assert probe.run(Binary(tmp_path, processor), 0) == failed
+def test_processor_with_one_fault_fails_in_that_subject(processor, failed):
+    assert probe.run(Binary(processor), 0) == failed
 
 
-def test_verdict_that_passed_is_remembered_on_disk(tmp_path):
-    first, second = Binary(tmp_path), Binary(tmp_path)
+def test_verdict_that_passed_is_remembered_on_disk():
+    first, second = Binary(), Binary()
     probe.require(first, 0)
     probe.require(second, 0)
     assert (first.probes, second.probes) == (1, 0)
 
 
-def test_verdict_that_failed_is_remembered_on_disk(tmp_path):
-    first, second = Binary(tmp_path, contracting), Binary(tmp_path)
+def test_verdict_that_failed_is_remembered_on_disk():
+    first, second = Binary(contracting), Binary()
     for binary in (first, second):
         with pytest.raises(PlatformError) as raised:
             probe.require(binary, 0)
@@ -159,34 +160,47 @@ def test_verdict_that_failed_is_remembered_on_disk(tmp_path):
     assert (first.probes, second.probes) == (1, 0)
 
 
-def test_verdict_of_another_gpu_is_not_taken(tmp_path):
-    binary = Binary(tmp_path)
+def test_verdict_of_another_gpu_is_not_taken():
+    binary = Binary()
     probe.require(binary, 0)
     probe.require(binary, 1)
     assert binary.probes == 2
 
 
-def test_verdict_of_another_binary_is_not_taken(tmp_path):
-    probe.require(Binary(tmp_path), 0)
-    other = Binary(tmp_path, digest="e")
+def test_verdict_of_another_binary_is_not_taken():
+    probe.require(Binary(), 0)
+    other = Binary(digest="e")
     probe.require(other, 0)
     assert other.probes == 1
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"failed": []}', "\0"])
 def test_verdict_file_that_is_damaged_is_replaced(tmp_path, text):
-    probe.require(Binary(tmp_path), 0)
+    probe.require(Binary(), 0)
     (file,) = tmp_path.glob("strict-math-*.json")
     file.write_text(text)
-    second = Binary(tmp_path)
+    second = Binary()
     probe.require(second, 0)
     assert second.probes == 1
     assert json.loads(file.read_text())["failed"] == []
 
 
-def test_verdict_in_a_cache_that_is_read_only_is_asked_again(tmp_path):
+def test_verdict_in_a_cache_that_is_read_only_is_asked_again(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
-    binary = Binary(tmp_path / "file")
+    monkeypatch.setenv(build.CACHE_VARIABLE, str(tmp_path / "file" / "cache"))
+    binary = Binary()
+    probe.require(binary, 0)
+    probe.require(binary, 0)
+    assert binary.probes == 2
+
+
+def test_verdict_without_a_home_is_asked_again(monkeypatch):
+    def no_home():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv(build.CACHE_VARIABLE)
+    monkeypatch.setattr(build.Path, "home", no_home)
+    binary = Binary()
     probe.require(binary, 0)
     probe.require(binary, 0)
     assert binary.probes == 2

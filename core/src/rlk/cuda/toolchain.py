@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -18,6 +19,7 @@ OLDEST_NVCC = (12, 8)
 # What is compiled, without running, to show that it compiles: one of each GPU generation.
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100", "sm_120")
 
+_REPORT = "-Xptxas=-v,-warn-spills"
 _FLAGS = (
     "-std=c++17",
     "-O3",
@@ -26,7 +28,7 @@ _FLAGS = (
     "-prec-div=true",
     "-prec-sqrt=true",
     "-lineinfo",
-    "-Xptxas=-v,-warn-spills",
+    _REPORT,
     # One binary's symbols must not bind to those of another.
     "-Xcompiler=-fPIC,-fvisibility=hidden,-fno-gnu-unique",
 )
@@ -47,6 +49,17 @@ def compile_flags(arch: str) -> tuple[str, ...]:
     if not re.fullmatch(r"sm_\d+[af]?", arch):
         raise BackendError(f"build: the architecture must be like sm_90, got {arch!r}")
     return (*_FLAGS, f"-gencode=arch=compute_{arch.removeprefix('sm_')},code={arch}")
+
+
+def prebuilt_flags(archs: Sequence[str]) -> tuple[str, ...]:
+    """The flags of nvcc for one binary that holds code for each of these, and newer GPUs' PTX.
+
+    Without the names of files and the log of registers: neither is the same at every build.
+    """
+    targets = [flag for arch in archs for flag in compile_flags(arch) if "-gencode" in flag]
+    newest = targets[-1].rpartition(",code=")[0]
+    kept = [flag for flag in _FLAGS if flag not in ("-lineinfo", _REPORT)]
+    return (*kept, *targets, f"{newest},code={newest.rpartition('=')[2]}")
 
 
 def link_libraries(nvcc_path: str) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 """Gradients summed exactly over micro-batches and ranks, and rounded once."""
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,13 +10,15 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from rlk.arguments import dtype_name
 from rlk.carried import is_dtensor
 from rlk.errors import ArgumentError, GradientError
 from rlk.reduce import exact_sum
-from rlk.reduce.exact_sum import STATE_ROWS, check_divisor
+from rlk.reduce.exact_sum import check_divisor
 
-from .carrier import new_carrier, normalised, state_of, states_of
-from .parameters import AccumulationReport, Found, ParameterGradient, exact, find
+from .carrier import SumCarrier, states_of
+from .chain import ChainCarrier, add_ranks, refuse_faults
+from .parameters import AccumulationReport, Found, ParameterGradient, find, restrict
 
 _NAME = "ExactGradAccumulator"
 
@@ -26,12 +28,12 @@ class _Sum:
     """A parameter of this block, and its carrier."""
 
     found: Found
-    carrier: torch.Tensor
+    carrier: SumCarrier | ChainCarrier
 
     def attach(self) -> None:
         """Let the modules hand the carrier to their operators."""
         for module, attribute in self.found.places:
-            setattr(module, attribute, self.carrier)
+            setattr(module, attribute, self.carrier.handed)
 
     def detach(self) -> None:
         """Let the modules hand none: that is what their class says."""
@@ -51,18 +53,25 @@ class ExactGradAccumulator:
     on all ranks): its bits do not depend on micro-batches, ranks or order. Until the end its
     `.grad` takes zeros from each call; what is found there then, from before the block or from
     code that is not ours, is added to the rounded sum once, as PyTorch adds. Other parameters
-    accumulate as always. One object may serve any number of blocks, one after another, and keeps
-    its memory, as CUDA graphs need.
+    accumulate as always, and their sum over ranks is the caller's. One object may serve any number
+    of blocks, one after another, and keeps its memory, as CUDA graphs need.
 
     Args:
         module: the model, wrapped by DDP or fully_shard or not, whose modules say which of their
-            parameters have exact gradients, as ours do.
+            parameters have exact gradients, as ours do. They hand the carriers of sums to
+            operators, so parameters alone do not do.
         process_group: whose ranks' sums are added; None is the default group, where
             torch.distributed is initialised. Every rank of it must leave the block.
         main_grad: write FP32 to `main_grad` and leave `.grad` None, instead of writing `.grad` in
             the dtype of the parameter.
+        parameters: those of module to be summed here, as one of several optimizers has them; all
+            if None. The others accumulate as always.
+        continue_chains: also continue gradients that are chains over rows from call to call, in
+            FP32, rounded once. On one rank, with micro-batches of a multiple of 16 samples (of FP32
+            32) but the last, they have the bits of one batch. Several ranks add in FP32, in their
+            order. Takes 4 bytes an element, and as much again in backward, unsharded.
     Raises:
-        ArgumentError: module is no torch.nn.Module.
+        ArgumentError: module is no torch.nn.Module, or has not all of parameters.
     """
 
     def __init__(
@@ -71,20 +80,27 @@ class ExactGradAccumulator:
         process_group: dist.ProcessGroup | None = None,
         *,
         main_grad: bool = False,
+        parameters: Iterable[torch.Tensor] | None = None,
+        continue_chains: bool = False,
     ) -> None:
         if not isinstance(module, nn.Module):
             raise ArgumentError(
-                f"{_NAME}: module must be a torch.nn.Module, got {type(module).__name__}"
+                f"{_NAME}: module must be a torch.nn.Module, got {type(module).__name__}; hand "
+                "over the module that holds the parameters, and a list of them as parameters="
             )
         self._module = module
         self._group = process_group
         self._main_grad = main_grad
-        self._carriers: dict[str, torch.Tensor] = {}
+        self._parameters = None if parameters is None else list(parameters)
+        self._continue_chains = continue_chains
+        self._carriers: dict[str, SumCarrier | ChainCarrier] = {}
         self._sums: list[_Sum] | None = None  # of the block that is open
+        self._find()
 
     def __enter__(self) -> "ExactGradAccumulator":
         """Begin with empty sums."""
-        sums = [_Sum(found, self._carrier(found)) for found in exact(self._module)]
+        covered = [found for found in self._find() if found.guarantee != "ordinary"]
+        sums = [_Sum(found, self._carrier(found)) for found in covered]
         for each in sums:
             for module, attribute in each.found.places:
                 if vars(module).get(attribute) is not None:
@@ -93,10 +109,7 @@ class ExactGradAccumulator:
                         f"{each.found.name} in a block already"
                     )
         for each in sums:
-            if each.carrier.grad is None:
-                each.carrier.grad = torch.zeros_like(each.carrier)
-            # In place: a CUDA graph adds to this memory.
-            each.carrier.grad.zero_()
+            each.carrier.clear()
             each.attach()
         self._sums = sums
         return self
@@ -112,35 +125,56 @@ class ExactGradAccumulator:
     def finalize(self, divide_by: int = 1) -> None:
         """Add the sums of all ranks, round each once and write the gradients; ends the block.
 
-            gradient = RN(sum / divide_by)
+            gradient = RN(sum / divide_by); of a chain RN(RN(chain / divide_by)), in FP32 first
 
         Args:
             divide_by: a whole number, the same on all ranks, such as the tokens of the step. The
                 exact quotient is rounded, so it is not the same as dividing the gradient.
         Raises:
             ArgumentError: divide_by is no int from 1 to 2^47 - 1.
-            GradientError: no block is open, or it was finished before.
+            GradientError: no block is open, or it was finished before; or a chain is not that of
+                one batch, by its micro-batches or by several calls in a graph. Nothing is written.
         """
         check_divisor(f"{_NAME}.finalize", divide_by)
         sums = self._open("finalize")
-        by_device: dict[torch.device, list[_Sum]] = defaultdict(list)
+        exact: dict[torch.device, list[tuple[Found, torch.Tensor]]] = defaultdict(list)
+        chains: list[tuple[Found, ChainCarrier]] = []
         for each in sums:
-            by_device[each.carrier.device].append(each)
+            if isinstance(each.carrier, ChainCarrier):
+                chains.append((each.found, each.carrier))
+            else:
+                leaf = each.carrier.leaf
+                exact[leaf.device].append((each.found, leaf))
         with torch.no_grad():
-            for group in by_device.values():
+            ranks = self._ranks()
+            refuse_faults(_NAME, [(f.name, c) for f, c in chains], self._group, ranks)
+            for group in exact.values():
                 # Side by side: one reduction and few launches for all of them.
-                states = self._reduced(states_of([s.carrier for s in group]))
-                self._write(group, states, divide_by)
+                states = self._reduced(states_of([leaf for _, leaf in group]))
+                self._write([found for found, _ in group], states, divide_by)
+            for found, chain in chains:
+                total = add_ranks(chain.leaf.detach(), self._group, ranks)
+                self._write_chain(found, total, divide_by)
         self._close()
 
     def report(self) -> AccumulationReport:
-        """Every parameter: exact, or ordinary with the reason.
+        """Every parameter: exact, a chain with what its bits depend on, or ordinary and why.
 
         Returns:
             report: as the module is now; prints as a table.
         """
+        ranks = self._ranks()
+        chain = "bits of one batch if all micro-batches but the last have a multiple of 16 samples"
+        chain += ", of FP32 32"
+        if ranks > 1:
+            chain += f"; {ranks} ranks then add in FP32 in their order, so bits depend on how many"
         return AccumulationReport(
-            tuple(ParameterGradient(f.name, f.reason) for f in find(self._module))
+            tuple(
+                ParameterGradient(
+                    f.name, f.guarantee, chain if f.guarantee == "chain" else f.reason
+                )
+                for f in self._find()
+            )
         )
 
     def state_dict(self) -> dict[str, torch.Tensor]:
@@ -148,13 +182,15 @@ class ExactGradAccumulator:
 
         Returns:
             states: by the name of the parameter: int64 [13, ...], to be loaded in a later block on
-                as many ranks, or, added elementwise to those of other ranks, on fewer.
+                as many ranks, or, added elementwise to those of other ranks, on fewer. A chain is
+                FP32, with what its calls were under a name of its own, for the same rank alone.
         Raises:
             GradientError: no block is open.
         """
         return {
-            s.found.name: state_of(s.carrier).view(s.carrier.shape)
+            s.found.name + ending: state
             for s in self._open("state_dict")
+            for ending, state in s.carrier.state().items()
         }
 
     def load_state_dict(self, states: Mapping[str, torch.Tensor]) -> None:
@@ -166,32 +202,36 @@ class ExactGradAccumulator:
             ArgumentError: names, shapes or dtypes are others.
             GradientError: no block is open.
         """
-        sums = {s.found.name: s.carrier for s in self._open("load_state_dict")}
-        if states.keys() != sums.keys():
-            other = sorted(states.keys() ^ sums.keys())
+        sums = self._open("load_state_dict")
+        present = self.state_dict()
+        if states.keys() != present.keys():
+            other = sorted(states.keys() ^ present.keys())
             raise ArgumentError(
                 f"{_NAME}.load_state_dict: states must name the exact parameters, got {other[0]} "
                 "on one side alone"
             )
-        for name, carrier in sums.items():
+        for name, now in present.items():
             state = states[name]
-            if state.dtype != torch.int64 or state.shape != carrier.shape:
+            if state.dtype != now.dtype or state.shape != now.shape:
                 raise ArgumentError(
-                    f"{_NAME}.load_state_dict: {name} must be int64 {list(carrier.shape)}, got "
-                    f"{state.dtype} {list(state.shape)}"
+                    f"{_NAME}.load_state_dict: {name} must be {dtype_name(now.dtype)} "
+                    f"{list(now.shape)}, got {state.dtype} {list(state.shape)}"
                 )
-        for name, carrier in sums.items():
-            state = states[name].to(carrier.device).reshape(STATE_ROWS, -1)
-            assert carrier.grad is not None  # noqa: S101 - the block was entered
-            carrier.grad.copy_(normalised(state).view(carrier.shape))
+        for each in sums:
+            name = each.found.name
+            each.carrier.load(*(states[name + ending] for ending in each.carrier.state()))
 
-    def _carrier(self, found: Found) -> torch.Tensor:
+    def _find(self) -> list[Found]:
+        """The parameters, as the module is now."""
+        return restrict(find(self._module, self._continue_chains), self._parameters, _NAME)
+
+    def _carrier(self, found: Found) -> SumCarrier | ChainCarrier:
         """That of the last block, if it fits."""
+        kind = ChainCarrier if found.guarantee == "chain" else SumCarrier
         kept = self._carriers.get(found.name)
-        shape, device = (STATE_ROWS, *found.parameter.shape), found.parameter.device
-        if kept is None or kept.shape != shape or kept.device != device:
-            kept = self._carriers[found.name] = new_carrier(found.parameter)
-            kept.register_hook(self._require_open)
+        if not isinstance(kept, kind) or not kept.fits(found.parameter):
+            kept = self._carriers[found.name] = kind(found.parameter)
+            kept.leaf.register_hook(self._require_open)
         return kept
 
     def _require_open(self, gradient: torch.Tensor) -> None:
@@ -212,17 +252,31 @@ class ExactGradAccumulator:
             each.detach()
         self._sums = None
 
-    def _reduced(self, states: torch.Tensor) -> torch.Tensor:
+    def _ranks(self) -> int:
+        """How many ranks add."""
         if self._group is not None or (dist.is_available() and dist.is_initialized()):
+            return dist.get_world_size(self._group)
+        return 1
+
+    def _reduced(self, states: torch.Tensor) -> torch.Tensor:
+        if self._ranks() > 1:
             dist.all_reduce(states, group=self._group)
         return states
 
-    def _write(self, sums: list[_Sum], states: torch.Tensor, divide_by: int) -> None:
+    def _write_chain(self, found: Found, total: torch.Tensor, divide_by: int) -> None:
+        """Round a chain once, or twice where it is divided."""
+        dtype = torch.float32 if self._main_grad else found.parameter.dtype
+        if divide_by > 1:
+            # Not by a number: on GPUs torch multiplies by its reciprocal.
+            total = total / total.new_full((), divide_by)
+        _hand_over(found.parameter, total.to(dtype), self._main_grad)
+
+    def _write(self, sums: list[Found], states: torch.Tensor, divide_by: int) -> None:
         """Round states that lie side by side, and hand each parameter its own."""
-        widths = [s.found.parameter.numel() for s in sums]
+        widths = [found.parameter.numel() for found in sums]
         rounded: dict[torch.dtype, tuple[torch.Tensor, ...]] = {}
-        for place, each in enumerate(sums):
-            parameter = each.found.parameter
+        for place, found in enumerate(sums):
+            parameter = found.parameter
             dtype = torch.float32 if self._main_grad else parameter.dtype
             if dtype not in rounded:
                 # All columns, for each dtype there is: most models have one.

@@ -33,6 +33,39 @@ def new_carrier(parameter: torch.Tensor) -> torch.Tensor:
     return zeros.requires_grad_()
 
 
+class SumCarrier:
+    """The carrier of a parameter over the blocks of an accumulator."""
+
+    def __init__(self, parameter: torch.Tensor) -> None:
+        self.leaf = new_carrier(parameter)
+
+    @property
+    def handed(self) -> torch.Tensor:
+        """What a module hands to its operator."""
+        return self.leaf
+
+    def fits(self, parameter: torch.Tensor) -> bool:
+        """Whether it may serve a parameter again."""
+        shape = (STATE_ROWS, *parameter.shape)
+        return (self.leaf.shape, self.leaf.device) == (shape, parameter.device)
+
+    def clear(self) -> None:
+        """Begin anew, in the same memory, to which a CUDA graph may add."""
+        if self.leaf.grad is None:
+            self.leaf.grad = torch.zeros_like(self.leaf)
+        self.leaf.grad.zero_()
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """What it has taken, by the endings of names."""
+        return {"": state_of(self.leaf).view(self.leaf.shape)}
+
+    def load(self, state: torch.Tensor) -> None:
+        """Go on from what `state` gave, or several of them added."""
+        assert self.leaf.grad is not None  # noqa: S101 - the block was entered
+        whole = normalised(state.to(self.leaf.device).reshape(STATE_ROWS, -1))
+        self.leaf.grad.copy_(whole.view(self.leaf.shape))
+
+
 def state_of(carrier: torch.Tensor) -> torch.Tensor:
     """The exact state that a carrier has taken.
 

@@ -3,73 +3,88 @@
 
 A module, or its class, says it by two attributes. `exact_sums` maps the path of a parameter, from
 the module on, to the attribute from which its forward reads the carrier, {"weight": "weight_sum"};
-the class sets that one to None. `chain_sums` names parameters whose gradient is a chain.
+the class sets that one to None. `chain_sums` does so for parameters whose gradient is a chain,
+whose attribute holds a pair of leaves.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Literal
 
+import torch
 from torch import nn
+
+from rlk.errors import ArgumentError
+
+Guarantee = Literal["exact", "chain", "ordinary"]
+# A module, and the attribute from which it reads a carrier.
+Place = tuple[nn.Module, str]
 
 
 @dataclass(frozen=True)
 class ParameterGradient:
-    """How the gradient of a parameter adds up: exactly, or, for a reason, as PyTorch's do."""
+    """How the gradient of a parameter adds up.
+
+    "exact": the exact sum over all rows, calls and ranks, rounded once. "chain": one chain over the
+    calls of a rank; `reason` says what its bits depend on. "ordinary": as PyTorch's do, rounded in
+    every call and every addition; `reason` says why.
+    """
 
     name: str
+    guarantee: Guarantee
     reason: str = ""
-
-    @property
-    def exact(self) -> bool:
-        """Whether it is the exact sum, rounded once."""
-        return not self.reason
 
 
 @dataclass(frozen=True)
 class AccumulationReport:
-    """Every parameter of a module; prints as a table."""
+    """Every parameter; prints as a table."""
 
     parameters: tuple[ParameterGradient, ...]
 
     @property
     def exact(self) -> tuple[str, ...]:
         """The names of those whose gradient is the exact sum, rounded once."""
-        return tuple(p.name for p in self.parameters if p.exact)
+        return self._named("exact")
+
+    @property
+    def chain(self) -> tuple[str, ...]:
+        """The names of those whose gradient is a chain, continued from call to call."""
+        return self._named("chain")
 
     @property
     def ordinary(self) -> tuple[str, ...]:
-        """The names of those whose gradient is rounded in every call and every addition."""
-        return tuple(p.name for p in self.parameters if not p.exact)
+        """The names of those that the block leaves to the caller, sums over ranks included."""
+        return self._named("ordinary")
+
+    def _named(self, guarantee: Guarantee) -> tuple[str, ...]:
+        return tuple(p.name for p in self.parameters if p.guarantee == guarantee)
 
     def __str__(self) -> str:
         width = max((len(p.name) for p in self.parameters), default=0)
         lines = [
-            f"{p.name:{width}}  " + ("exact" if p.exact else f"ordinary: {p.reason}")
+            f"{p.name:{width}}  {p.guarantee}" + (f": {p.reason}" if p.reason else "")
             for p in self.parameters
         ]
-        return "\n".join([*lines, f"{len(self.exact)} exact, {len(self.ordinary)} ordinary"])
+        counts = f"{len(self.exact)} exact, "
+        counts += f"{len(self.chain)} chain, " if self.chain else ""
+        return "\n".join([*lines, f"{counts}{len(self.ordinary)} ordinary"])
 
 
 @dataclass(frozen=True)
 class Found:
-    """A parameter, and the modules and attributes from which its carrier is read."""
+    """A parameter, how it adds up, and the modules and attributes that read its carrier."""
 
     name: str
     parameter: nn.Parameter
-    reason: str
-    places: list[tuple[nn.Module, str]] = field(default_factory=list)
+    guarantee: Guarantee
+    reason: str = ""
+    places: list[Place] = field(default_factory=list)
 
 
-def find(module: nn.Module) -> list[Found]:
+def find(module: nn.Module, continue_chains: bool = False) -> list[Found]:
     """Every parameter of a module once, tied ones under their first name."""
-    # By owner, a module and a name in it: a tied parameter has several.
-    places: dict[tuple[int, str], list[tuple[nn.Module, str]]] = defaultdict(list)
-    chains: set[tuple[int, str]] = set()
-    for holder in module.modules():
-        for path, attribute in getattr(holder, "exact_sums", {}).items():
-            places[_owner(holder, path)].append((holder, attribute))
-        chains |= {_owner(holder, path) for path in getattr(holder, "chain_sums", ())}
+    sums, chains = _places(module, "exact_sums"), _places(module, "chain_sums")
     owners: dict[int, list[tuple[str, tuple[int, str]]]] = defaultdict(list)
     for path, owner in module.named_modules():
         for name, parameter in owner._parameters.items():
@@ -77,24 +92,54 @@ def find(module: nn.Module) -> list[Found]:
     found = []
     for name, parameter in module.named_parameters():
         owned = owners[id(parameter)]
-        others = [path for path, key in owned if key not in places]
-        reason = ""
+        others = [path for path, key in owned if key not in sums]
+        chained = [place for _, key in owned for place in chains.get(key, ())]
+        guarantee: Guarantee = "ordinary"
+        reason, places = "", [place for _, key in owned for place in sums.get(key, ())]
         if not parameter.requires_grad:
             reason = "it requires no gradient"
-        elif any(key in chains for _, key in owned):
+        elif chained and not continue_chains:
             reason = "its gradient is a chain over rows, finished in every call"
+        elif chained and len(owned) == len(chained) == 1:
+            guarantee, places = "chain", chained
+        elif chained:
+            reason = "its gradient is a chain over rows, and several modules use it"
         elif len(others) == len(owned):
             reason = "no operator of ours forms its gradient"
         elif others:
             reason = f"{others[0] or 'the module itself'} uses it too"
-        read_by = [place for _, key in owned for place in places.get(key, ())]
-        found.append(Found(name, parameter, reason, read_by))
+        else:
+            guarantee = "exact"
+        found.append(Found(name, parameter, guarantee, reason, places))
     return found
 
 
-def exact(module: nn.Module) -> Iterator[Found]:
-    """Those whose gradient is an exact sum."""
-    return (found for found in find(module) if not found.reason)
+def restrict(
+    found: list[Found], parameters: Iterable[torch.Tensor] | None, name: str
+) -> list[Found]:
+    """Those among `parameters`, in the order of the module; all if None.
+
+    Raises:
+        ArgumentError: there is one that the module does not have; `name` begins the message.
+    """
+    if parameters is None:
+        return found
+    # By identity: equality of tensors is elementwise.
+    wanted = {id(p): p for p in parameters}
+    chosen = [f for f in found if wanted.pop(id(f.parameter), None) is not None]
+    for other in wanted.values():
+        got = f"one of shape {list(other.shape)}" if isinstance(other, torch.Tensor) else other
+        raise ArgumentError(f"{name}: parameters must be those of module, got {got} that is none")
+    return chosen
+
+
+def _places(module: nn.Module, declared: str) -> dict[tuple[int, str], list[Place]]:
+    """By owner, a module and a name in it, as a tied parameter has several: who reads carriers."""
+    places: dict[tuple[int, str], list[Place]] = defaultdict(list)
+    for holder in module.modules():
+        for path, attribute in getattr(holder, declared, {}).items():
+            places[_owner(holder, path)].append((holder, attribute))
+    return places
 
 
 def _owner(holder: nn.Module, path: str) -> tuple[int, str]:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 
 from rlk.torch_suite.ranks import RankFailure, Ranks
 
@@ -57,6 +58,27 @@ def test_ddp_steps_are_those_of_one_process(four, size, as_view):
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_fully_sharded_gradients_are_those_of_one_process(four, size, whole_model):
     four.run(Task("shard"), size, whole_model)
+
+
+@pytest.mark.parametrize("size", [1, 3, 4])
+def test_chains_of_ranks_are_added_in_their_order(four, size):
+    four.run(Task("add_chains"), size)
+
+
+def test_values_of_ranks_are_added_in_their_order(four):
+    four.run(Task("sum_values"))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+def test_values_of_two_gpus_are_added_in_their_order():
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs a second GPU")
+    ranks = Ranks("cuda")
+    try:
+        ranks.run(Task("sum_values"))
+    finally:
+        ranks.close()
 
 
 def test_accumulator_without_a_group_uses_all_ranks(four):

@@ -1,19 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
 """The report: every parameter once, exact, or with the reason against it."""
 
+from typing import ClassVar
+
 import torch
 from torch import nn
 
 from rlk.exact_grad import ExactGradAccumulator
-from rlk.test_support.exact_layouts import WIDTH, Model, Scale
+from rlk.test_support.exact_layouts import (
+    EIGHT,
+    WHOLE,
+    WIDTH,
+    Model,
+    Scale,
+    accumulated,
+    assert_same_gradients,
+    backward,
+    gradients,
+)
 
 
 class Projection(nn.Module):
     """The parameters of a layer below it: one exact, one a chain."""
 
-    exact_sums = {"linear.bias": "bias_sum"}
-    chain_sums = ("linear.weight",)
-    bias_sum = None
+    exact_sums: ClassVar = {"linear.bias": "bias_sum"}
+    chain_sums: ClassVar = {"linear.weight": "weight_chain"}
+    bias_sum = weight_chain = None
 
     def __init__(self):
         super().__init__()
@@ -73,6 +85,25 @@ def test_report_of_a_layer_that_was_replaced_claims_nothing():
     assert list(reasons(module)) == ["linear.weight"]
     with ExactGradAccumulator(module):
         assert module.bias_sum is None
+
+
+def test_report_of_a_list_of_parameters_covers_those_alone():
+    model = Model()
+    sums = ExactGradAccumulator(model, parameters=[model.factor, model.second.weight])
+    assert [p.name for p in sums.report().parameters] == ["factor", "second.weight"]
+    with sums:
+        assert model.first.weight_sum is None
+        assert model.second.weight_sum is not None
+        assert list(sums.state_dict()) == ["second.weight"]
+
+
+def test_accumulator_of_several_lists_sums_each_parameter_once():
+    model, expected = Model(), accumulated(WHOLE)
+    lists = ([model.first.weight], iter(model.second.parameters()))
+    blocks = [ExactGradAccumulator(model, parameters=chosen) for chosen in lists]
+    with blocks[0], blocks[1]:
+        backward(model, EIGHT)
+    assert_same_gradients(gradients(model), expected)
 
 
 def test_report_of_a_tied_weight_has_it_once():

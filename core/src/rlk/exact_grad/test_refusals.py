@@ -92,8 +92,24 @@ def test_states_of_another_model_are_refused(message):
 
 
 def test_module_that_is_none_is_refused():
-    with pytest.raises(ArgumentError, match="module must be a torch.nn.Module, got list"):
-        ExactGradAccumulator([])
+    with pytest.raises(ArgumentError) as caught:
+        ExactGradAccumulator([Model().factor])
+    assert str(caught.value) == (
+        "ExactGradAccumulator: module must be a torch.nn.Module, got list; hand over the module "
+        "that holds the parameters, and a list of them as parameters="
+    )
+
+
+@pytest.mark.parametrize(
+    ("other", "got"), [(torch.zeros(2, 3), "one of shape [2, 3]"), ("weight", "weight")]
+)
+def test_parameters_of_another_module_are_refused(other, got):
+    model = Model()
+    with pytest.raises(ArgumentError) as caught:
+        ExactGradAccumulator(model, parameters=[model.factor, other])
+    assert str(caught.value) == (
+        f"ExactGradAccumulator: parameters must be those of module, got {got} that is none"
+    )
 
 
 def rounded_to_float32(carrier):

@@ -2,7 +2,7 @@
 """A tiny model with exact gradients, and its training step cut in many ways; ranks import it."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -50,6 +50,44 @@ class Model(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """As x."""
         return self.second(self.first(self.second(x)) * self.factor)
+
+
+# The same with a chain over rows: one row after another.
+chained = publish(tiny_operator("tiny_chain_layouts", chain=True))
+
+
+class Chain(nn.Module):
+    """The operator whose weight has a chain over rows, as a module that says so."""
+
+    chain_sums: ClassVar = {"weight": "weight_chain"}
+    weight_chain: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def __init__(self, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.linspace(0.5, 1.5, WIDTH).to(dtype))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """As x."""
+        return chained((x, self.weight), SCALARS, None, self.weight_chain or ())[0]
+
+
+# Of FP32 a step is 32 rows: three micro-batches of whole steps but the last.
+CHAIN_ROWS, STEPS = 80, ((0, 32), (32, 64), (64, 80))
+
+
+def chain_batch() -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows [80, 5] and upstream gradients."""
+    generator = torch.Generator().manual_seed(5)
+    x, dy = (torch.randn(CHAIN_ROWS, WIDTH, generator=generator) for _ in range(2))
+    return x, dy
+
+
+def chain_backward(model: nn.Module, pieces: Sequence[tuple[int, int]]) -> None:
+    """A forward and a backward for each micro-batch of rows."""
+    x, dy = chain_batch()
+    for start, stop in pieces:
+        y = model(x[start:stop])
+        y.backward(dy[start:stop].to(y.dtype))
 
 
 def batch() -> tuple[torch.Tensor, torch.Tensor]:

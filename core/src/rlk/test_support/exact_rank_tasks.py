@@ -9,16 +9,21 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DeviceMesh, DTensor
 
-from rlk.compare import assert_same_bits
+from rlk.compare import assert_same_bits, same_bits
+from rlk.errors import GradientError
 from rlk.exact_grad import ExactGradAccumulator
+from rlk.exact_grad.chain import add_ranks
 from rlk.test_support.exact_layouts import (
     EIGHT,
     SAMPLES,
+    STEPS,
     WHOLE,
+    Chain,
     Layout,
     Model,
     assert_same_gradients,
     backward,
+    chain_backward,
     gradients,
     layouts,
 )
@@ -43,17 +48,17 @@ def compare_layouts(device: str, size: int, divide_by: int) -> None:
 def _whole(divide_by: int = 1) -> dict[str, torch.Tensor]:
     """Of one call, without a word to other ranks."""
     model = Model()
-    with Unreduced(model) as sums:
+    with Alone(model) as sums:
         backward(model, WHOLE)
         sums.finalize(divide_by)
     return gradients(model)
 
 
-class Unreduced(ExactGradAccumulator):
-    """A block of this process alone."""
+class Alone(ExactGradAccumulator):
+    """A block of this process, whatever others do."""
 
-    def _reduced(self, states: torch.Tensor) -> torch.Tensor:
-        return states
+    def _ranks(self) -> int:
+        return 1
 
 
 def _assert_layout(
@@ -96,7 +101,7 @@ def restart(device: str) -> None:
     rank = dist.get_rank()
     first, rest = [EIGHT[:2], EIGHT[2:3], EIGHT[3:5]], [EIGHT[5:6], EIGHT[6:7], EIGHT[7:]]
     killed, buffer = Model(), io.BytesIO()
-    with Unreduced(killed) as sums:
+    with Alone(killed) as sums:
         backward(killed, first[rank])
         torch.save(sums.state_dict(), buffer)
     buffer.seek(0)
@@ -134,7 +139,7 @@ def wrap_in_ddp(device: str, size: int, as_view: bool) -> None:
             with wrapped.no_sync():
                 backward(wrapped, pieces[:-1])
             backward(wrapped, pieces[-1:])
-        with Unreduced(single):
+        with Alone(single):
             backward(single, WHOLE)
         assert_same_gradients(gradients(model), gradients(single), f"step {step}")
         _step(model)
@@ -184,6 +189,54 @@ def shard(device: str, size: int, whole_model: bool) -> None:
     for parameter, gradient in zip(parameters, before, strict=True):
         clipped = (gradient * factor).full_tensor()
         assert_same_bits(parameter.grad.full_tensor(), clipped, "clipped")
+
+
+def add_chains(device: str, size: int) -> None:
+    """Each rank continues its own chain; their sum has one order, and a fault stops all ranks."""
+    group = _group(size)
+    if group is None:
+        return
+    rank = dist.get_rank()
+    pieces: Any = [[STEPS[0]], [STEPS[1]], [STEPS[2]], []][:size]
+    expected = None
+    for own in pieces:
+        alone = Chain()
+        with Alone(alone, continue_chains=True):
+            chain_backward(alone, own)
+        assert alone.weight.grad is not None
+        expected = alone.weight.grad if expected is None else expected + alone.weight.grad
+    assert expected is not None
+    model = Chain()
+    with ExactGradAccumulator(model, group, continue_chains=True) as sums:
+        chain_backward(model, pieces[rank])
+        (weight,) = sums.report().parameters
+    assert model.weight.grad is not None
+    assert_same_bits(model.weight.grad, expected, "dweight")
+    ranks = f"; {size} ranks then add in FP32 in their order, so bits depend on how many"
+    assert weight.reason.endswith("of FP32 32" + (ranks if size > 1 else ""))
+    ragged = [(0, 31), (31, 80)] if rank == 0 else [(0, 32)]
+    message = ""
+    try:
+        with ExactGradAccumulator(model, group, continue_chains=True):
+            chain_backward(model, ragged)
+    except GradientError as error:
+        message = str(error)
+    assert "every micro-batch but the last must have a multiple of 16 samples" in message
+
+
+def sum_values(device: str) -> None:
+    """FP32 values of all ranks, whose number of elements the ranks do not divide."""
+    ranks, rank = dist.get_world_size(), dist.get_rank()
+    generator = torch.Generator().manual_seed(6)
+    values = torch.randn(ranks, 7, 3, generator=generator).to(device)
+    total = values[0]
+    for value in values[1:]:
+        total = total + value
+    assert_same_bits(add_ranks(values[rank], None, ranks), total, "sum in the order of ranks")
+    reverse = values.flip(0)
+    if ranks > 2:
+        other = add_ranks(reverse[rank], None, ranks)
+        assert not same_bits(other, total)
 
 
 def use_default_group(device: str) -> None:

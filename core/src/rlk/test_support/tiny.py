@@ -66,7 +66,10 @@ def tiny_backend(label: str = "golden", results: int = 1, chain: bool = False) -
         return *(y.to(x.dtype), (rows * factor).to(x.dtype))[:results], peak
 
     def backward(
-        *arguments: torch.Tensor, factor: float, needs: frozenset[str]
+        *arguments: torch.Tensor,
+        factor: float,
+        needs: frozenset[str],
+        initial: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         record(label, "tiny_backward", "")
         module.needs.append(needs)
@@ -84,16 +87,17 @@ def tiny_backend(label: str = "golden", results: int = 1, chain: bool = False) -
             terms = scaled * x.float()
             state = exact_sum.add_rows(empty, terms, backend="golden")
             if chain:
-                state = ascending(terms).to(weight.dtype)
+                dtype = weight.dtype if initial is None else torch.float32
+                state = ascending(terms, initial).to(dtype)
         return dx, state
 
     module.forward, module.backward = forward, backward
     return module
 
 
-def ascending(terms: torch.Tensor) -> torch.Tensor:
+def ascending(terms: torch.Tensor, initial: torch.Tensor | None = None) -> torch.Tensor:
     """The sum of rows [T, N] in FP32, one after another."""
-    total = torch.zeros_like(terms[0])
+    total = torch.zeros_like(terms[0]) if initial is None else initial
     for term in terms:
         total = total + term
     return total

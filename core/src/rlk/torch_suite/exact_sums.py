@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from rlk.carried import CALLS
 from rlk.compare import assert_same_bits, same_bits
 from rlk.exact_grad import ExactGradAccumulator, new_carrier, state_of
 from rlk.gates.inputs import VALUES
@@ -17,6 +18,8 @@ from rlk.reduce import exact_sum
 from rlk.torch_suite.gradients import concerns
 from rlk.torch_suite.sample import OperatorModule, Sample, module_results, sample
 
+# Whole steps of a chain over rows but at the end, in every dtype.
+CHAIN_ROWS, STEPS = 80, ((0, 32), (32, 64), (64, 80))
 # Uneven pieces of the first leading axis.
 ROWS, PIECES = 6, ((0, 1), (1, 4), (4, 6))
 
@@ -27,6 +30,11 @@ WAYS: dict[str, Callable[[Any], Any]] = {
     "checkpoint": lambda call: lambda *t: checkpoint(call, *t, use_reentrant=False),
     "reentrant": lambda call: lambda *t: checkpoint(call, *t, use_reentrant=True),
 }
+
+
+def has_chains(operator: Operator) -> bool:
+    """Whether a gradient is a chain over rows."""
+    return bool(operator.chain_parameters)
 
 
 def has_exact_parameters(operator: Operator) -> bool:
@@ -92,9 +100,82 @@ class ExactSumSuite:
         leaves = made.leaves()
         op = getattr(torch.ops.rlk, f"{self.operator.name}_carried").default
         scalars = list(made.batch.scalars.values())
-        carriers = [new_carrier(leaves[t.name]) for t in self.operator.exact_parameters]
-        for given in (carriers, [None] * len(carriers)):
+        sums = [new_carrier(leaves[t.name]) for t in self.operator.exact_parameters]
+        chains = [leaf for t in self.operator.chain_parameters for leaf in _chain(leaves[t.name])]
+        for given in ([*sums, *chains], [None] * len(self.operator.carriers)):
             torch.library.opcheck(op, (*leaves.values(), *given, *scalars, "auto"))
+
+    @concerns(has_chains)
+    @pytest.mark.parametrize(
+        ("way", "dtype"), [("eager", "float32"), *((way, "bfloat16") for way in WAYS)]
+    )
+    def test_continued_chain_of_whole_steps_has_the_bits_of_one_call(
+        self, device: str, way: str, dtype: str
+    ) -> None:
+        """Eager, compiled and recomputed; what the calls were is told beside it."""
+        torch._dynamo.reset()
+        made = sample(self.operator, device, leading=(CHAIN_ROWS,), dtype=dtype)
+        (declared,) = self.operator.chain_parameters
+        call, leaves = WAYS[way](self._carried_call), made.leaves()
+        leaf, calls = _chain(leaves[declared.name])
+        carriers = [*[None] * len(self.operator.exact_parameters), leaf, calls]
+        for place in STEPS:
+            piece = made.rows(*place)
+            given = piece.leaves() | {t.name: leaves[t.name] for t in self.operator.parameters}
+            outputs = call(*given.values(), *carriers)
+            torch.autograd.backward(outputs, list(piece.batch.upstream.values()))
+            assert leaf.grad is not None
+            leaf.data.copy_(leaf.grad)
+            leaf.grad = None
+        expected = made.results()[f"d{declared.name}"]
+        assert (expected != 0).any()
+        assert_same_bits(leaf.detach().to(expected.dtype), expected, f"d{declared.name} {way}")
+        assert calls.grad is not None
+        ragged = 16 if dtype == "float32" else 0
+        assert calls.grad.tolist() == [CHAIN_ROWS, len(STEPS), ragged]
+
+    @concerns(has_chains)
+    def test_accumulator_continues_chains_over_micro_batches(self, device: str) -> None:
+        """Exact sums beside them; one parameter of each kind in one block."""
+        made = sample(self.operator, device, leading=(CHAIN_ROWS,), dtype="bfloat16")
+        module = OperatorModule(made)
+        with ExactGradAccumulator(module, continue_chains=True) as sums:
+            for place in STEPS:
+                module_results(module, made.rows(*place))
+        assert sums.report().chain == tuple(t.name for t in self.operator.chain_parameters)
+        expected = made.results()
+        for name, gradient in _gradients(module).items():
+            assert_same_bits(gradient, expected[f"d{name}"], f"d{name}")
+
+    @concerns(has_chains)
+    @pytest.mark.gpu
+    @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+    def test_cuda_graph_continues_chains_from_replay_to_replay(self) -> None:
+        """One graph of forward and backward, replayed on both halves of a batch, in two blocks."""
+        made = sample(self.operator, "cuda", leading=(64,), dtype="bfloat16")
+        halves = [made.rows(0, 32), made.rows(32, 64)]
+        module, static = OperatorModule(made), halves[0].map(torch.clone)
+        rows, upstream = static.row_inputs, list(static.batch.upstream.values())
+        accumulator = ExactGradAccumulator(module, continue_chains=True)
+        graph = torch.cuda.CUDAGraph()
+        with accumulator:
+            side = torch.cuda.Stream()
+            with torch.cuda.stream(side):
+                torch.autograd.backward(module(*rows), upstream)
+            torch.cuda.synchronize()
+            with torch.cuda.graph(graph):
+                torch.autograd.backward(module(*rows), upstream)
+        expected = made.results()
+        for _ in range(2):
+            module.zero_grad(set_to_none=False)
+            with accumulator:
+                for half in halves:
+                    new = (*half.row_inputs, *half.batch.upstream.values())
+                    for old, value in zip((*rows, *upstream), new, strict=True):
+                        old.copy_(value)
+                    graph.replay()
+            for name, gradient in _gradients(module).items():
+                assert_same_bits(gradient, expected[f"d{name}"], f"d{name} of replays")
 
     @concerns(has_exact_parameters)
     @pytest.mark.parametrize("wrap", ["ddp", "fsdp2"])
@@ -157,6 +238,20 @@ class ExactSumSuite:
         published, count = PUBLISHED[self.operator.name], len(self.operator.inputs)
         scalars = {s.name: s.default for s in self.operator.scalars}
         return published(tensors[:count], scalars, None, tensors[count:])
+
+
+def _chain(parameter: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The carriers of a chain that begins."""
+    leaf = torch.zeros_like(parameter, dtype=torch.float32).requires_grad_()
+    calls = torch.zeros(CALLS, dtype=torch.float64, device=parameter.device)
+    return leaf, calls.requires_grad_()
+
+
+def _gradients(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Of every parameter, each of which has one."""
+    found = {name: p.grad for name, p in module.named_parameters()}
+    assert None not in found.values()
+    return {name: gradient for name, gradient in found.items() if gradient is not None}
 
 
 def _row_names(operator: Operator) -> list[str]:

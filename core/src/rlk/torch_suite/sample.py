@@ -127,6 +127,7 @@ class OperatorModule(torch.nn.Module):
         self.scalars = made.batch.scalars
         # As modules of ours say it, by their class.
         self.exact_sums = {t.name: f"{t.name}_sum" for t in made.operator.exact_parameters}
+        self.chain_sums = {t.name: f"{t.name}_chain" for t in made.operator.chain_parameters}
         for declared in made.operator.parameters:
             value = made.batch.inputs[declared.name].detach().clone()
             self.register_parameter(declared.name, torch.nn.Parameter(value))
@@ -140,6 +141,8 @@ class OperatorModule(torch.nn.Module):
             for t in published.operator.inputs
         ]
         carriers = [getattr(self, name, None) for name in self.exact_sums.values()]
+        for name in self.chain_sums.values():
+            carriers += getattr(self, name, None) or (None, None)
         return published(tensors, self.scalars, None, carriers)
 
 

@@ -12,7 +12,9 @@ import pytest
 import torch
 
 from rlk.compare import assert_same_bits
+from rlk.dispatch import use_backend
 from rlk.errors import ArgumentError
+from rlk.exact_grad import ExactGradAccumulator
 from rlk.operator import FLOATS, Operator
 from rlk.torch_suite.sample import (
     OperatorModule,
@@ -105,6 +107,31 @@ class SurroundingsSuite:
                     parameter.copy_(made.batch.inputs[declared.name])
             found.append(module)
         return found
+
+    @pytest.mark.gpu
+    @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+    @pytest.mark.parametrize("dtype", FLOATS)
+    def test_second_gpu_has_the_bits_of_the_first_and_leaves_it_current(self, dtype: str) -> None:
+        """Forward, backward and sums of an accumulator, of tensors on a GPU that is not current."""
+        if torch.cuda.device_count() < 2:
+            pytest.skip("needs a second GPU")
+        for backend in [b.name for b in self.operator.backends if "nvidia" in b.platforms]:
+            with use_backend(backend), torch.cuda.device(0):
+                first, second = (self._on(device, dtype) for device in ("cuda:0", "cuda:1"))
+            assert_same_results(second, first, f"on the second GPU, {backend}")
+
+    def _on(self, device: str, dtype: str) -> dict[str, torch.Tensor]:
+        """Results of a call on this device, while the first is current, and sums of two calls."""
+        made = sample(self.operator, device, dtype=dtype)
+        module, found = OperatorModule(made), made.results()
+        with ExactGradAccumulator(module):
+            for _ in range(2):
+                module_results(module, made)
+        gradients = {n: p.grad for n, p in module.named_parameters()}
+        found |= {f"{n} twice": g for n, g in gradients.items() if g is not None}
+        assert torch.cuda.current_device() == 0
+        assert {t.device for t in found.values()} == {torch.device(device)}
+        return {name: tensor.cpu() for name, tensor in found.items()}
 
     @pytest.mark.gpu
     @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")

@@ -1,16 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The modules in a block of exact gradients: the bias sums samples exactly, the weight does not."""
+"""The modules in a block of exact gradients: the bias sums exactly, the weight goes on as a chain.
+
+In FP32 golden's chain rounds once for 32 samples: a cut elsewhere shows.
+"""
 
 import pytest
 import torch
 
 from rlk.compare import assert_same_bits, same_bits
-from rlk.exact_grad import ExactGradAccumulator, new_carrier, state_of
+from rlk.errors import GradientError
+from rlk.exact_grad import ExactGradAccumulator, accumulator, new_carrier, state_of
+from rlk.exact_grad.chain import ChainCarrier
 from rlk.reduce import exact_sum
 from rlk_qwenimage import AdaLayerNormContinuous, ModulationLinear, adaln_mod_projection
 
 SAMPLES, TOKENS, WIDTH, EMBEDDING = 12, 3, 24, 16
 PIECES = ((0, 1), (1, 6), (6, 12))
+CHAIN_SAMPLES, STEPS = 80, ((0, 32), (32, 80))
+# The second micro-batch ends within a step.
+WRONG = ((0, 32), (32, 40), (40, 80))
 
 
 def random(*shape, seed):
@@ -20,18 +28,18 @@ def random(*shape, seed):
 class Call:
     """A module, its bias, and the samples it reads."""
 
-    def __init__(self, name):
+    def __init__(self, name, samples=SAMPLES):
         torch.manual_seed(0)
-        temb = random(SAMPLES, EMBEDDING, seed=1)
+        temb = random(samples, EMBEDDING, seed=1)
         if name == "linear":
             self.module = ModulationLinear(EMBEDDING, WIDTH)
             self.bias, self.inputs = self.module.bias, [temb]
-            self.dy = random(SAMPLES, WIDTH, seed=2)
+            self.dy = random(samples, WIDTH, seed=2)
         else:
             self.module = AdaLayerNormContinuous(WIDTH, EMBEDDING, elementwise_affine=False)
             self.bias = self.module.linear.bias
-            self.inputs = [random(SAMPLES, TOKENS, WIDTH, seed=3), temb]
-            self.dy = random(SAMPLES, TOKENS, WIDTH, seed=2)
+            self.inputs = [random(samples, TOKENS, WIDTH, seed=3), temb]
+            self.dy = random(samples, TOKENS, WIDTH, seed=2)
 
     def run(self, pieces):
         for start, stop in pieces:
@@ -75,3 +83,58 @@ def test_function_with_a_carrier_leaves_the_bias_gradient_unrounded():
         torch.cat([cut.scale, cut.shift], -1).backward(call.dy[start:stop])
     assert_same_bits(exact_sum.round(state_of(carrier), torch.float32), expected, "dbias")
     assert_same_bits(bias.grad, torch.zeros(WIDTH), "bias.grad")
+
+
+def chained(name, pieces):
+    """The gradients of a block that continues chains, by name."""
+    call = Call(name, CHAIN_SAMPLES)
+    with ExactGradAccumulator(call.module, continue_chains=True) as sums:
+        call.run(pieces)
+    assert [n.rpartition(".")[2] for n in sums.report().chain] == ["weight"]
+    return {n.rpartition(".")[2]: p.grad for n, p in call.module.named_parameters()}
+
+
+def whole(name):
+    """The gradients of one ordinary call, by name."""
+    call = Call(name, CHAIN_SAMPLES)
+    call.run([(0, CHAIN_SAMPLES)])
+    return {n.rpartition(".")[2]: p.grad for n, p in call.module.named_parameters()}
+
+
+def differing(name, pieces):
+    found, expected = chained(name, pieces), whole(name)
+    return {n for n in expected if not same_bits(found[n], expected[n])}
+
+
+@pytest.mark.parametrize("name", ["linear", "output_norm"])
+def test_module_in_micro_batches_of_whole_steps_has_the_weight_gradient_of_the_whole(name):
+    assert differing(name, STEPS) == set()
+    call = Call(name, CHAIN_SAMPLES)
+    with ExactGradAccumulator(call.module):
+        call.run(STEPS)
+    ordinary = {n.rpartition(".")[2]: p.grad for n, p in call.module.named_parameters()}
+    assert not same_bits(ordinary["weight"], whole(name)["weight"])
+
+
+@pytest.mark.parametrize("name", ["linear", "output_norm"])
+def test_planted_cut_within_a_step_changes_the_weight_gradient_alone(name, monkeypatch):
+    with pytest.raises(GradientError, match="a multiple of 16 samples, of FP32 32"):
+        chained(name, WRONG)
+    monkeypatch.setattr(accumulator, "refuse_faults", lambda *_: None)
+    assert differing(name, WRONG) == {"weight"}
+
+
+def test_planted_sum_of_finished_chains_changes_the_weight_gradient_alone(monkeypatch):
+    def add(self, leaf):
+        self.total = getattr(self, "total", 0) + leaf.grad
+        leaf.grad = None
+
+    def total(carrier_sum, group, ranks):
+        (carrier,) = kept
+        return carrier.total
+
+    kept, clear = [], ChainCarrier.clear
+    monkeypatch.setattr(ChainCarrier, "_go_on", add)
+    monkeypatch.setattr(ChainCarrier, "clear", lambda self: (kept.append(self), clear(self)))
+    monkeypatch.setattr(accumulator, "add_ranks", total)
+    assert differing("linear", STEPS) == {"weight"}

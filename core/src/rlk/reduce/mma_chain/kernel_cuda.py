@@ -1,20 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The product on the GPU, by the launcher of kernel_cuda.cu."""
 
-import ctypes
-import os
-from collections.abc import Callable
-from functools import cache
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from rlk import launch
-from rlk.cuda import build
-from rlk.cuda.header import Layout, library_header
-from rlk.cuda.launch import DTYPE_CODES, binary_for, current_stream
-from rlk.cuda.library import Library
+from rlk.cuda.header import Layout
+from rlk.cuda.launch import DTYPE_CODES, current_stream
+from rlk.cuda.steps import Steps
 from rlk.reduce.mma_chain.tiles import CUDA, Tile, choose_cuda
 
 _PRODUCT = Layout(
@@ -44,7 +37,9 @@ _PRODUCT = Layout(
         ("int", "device"),
     ),
 )
-_ENTRIES = (("product", _PRODUCT),)
+
+steps = Steps("mma_chain", Path(__file__).with_name("kernel_cuda.cu"), {"product": _PRODUCT})
+launches = (steps,)
 
 
 def product(
@@ -67,42 +62,15 @@ def product(
     start, start_strides = 0, [0, 0]
     if initial is not None:
         start, start_strides = initial.data_ptr(), [*initial.stride()]
-    library, function = _library(device)
-    packed = _PRODUCT.packer.pack(
+    steps.launch(
+        "product", device,
         a.data_ptr(), b.data_ptr(), bias_pointer, start, out.data_ptr(), current_stream(device),
         *a.stride(), *b.stride(), bias_stride, *start_strides, *out.shape, a.shape[1],
         DTYPE_CODES[a.dtype], DTYPE_CODES[bias_dtype], DTYPE_CODES[dtype], tile.m, tile.n, device,
     )  # fmt: skip
-    status = function(packed)
-    if status or launch._open:
-        library.check(status, "mma_chain.product")
-        launch.record("cuda", "mma_chain.product", library.digest)
     return out
 
 
 def candidates(a: torch.Tensor, b: torch.Tensor) -> tuple[Tile, ...]:
     """Every tile that may serve operands of these layouts, of whatever size."""
     return tuple(dict.fromkeys(row.tile for row in CUDA))
-
-
-def compile_only(arch: str) -> build.Compiled:
-    """PTX and resources of the launcher for an architecture; nothing is kept."""
-    return build.compile_only(_source(), "mma_chain", _generated(), arch)
-
-
-@cache
-def _library(device: int) -> tuple[Library, Callable[..., Any]]:
-    library = binary_for("mma_chain", _source(), _generated(), device)
-    return library, library.function("rlk_mma_chain_product", [ctypes.c_char_p])
-
-
-def _source() -> Path:
-    return Path(__file__).with_name("kernel_cuda.cu")
-
-
-def _generated() -> dict[str, str]:
-    return {"rlk_mma_chain.h": library_header("mma_chain", _ENTRIES)}
-
-
-# In a forked process the next call asks for the library again, which is refused.
-os.register_at_fork(after_in_child=_library.cache_clear)

@@ -29,6 +29,7 @@ def backward(
     act: torch.Tensor,
     *,
     needs: frozenset[str],
+    initial: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
     """(dtemb [T, K], dweight [N, K], exact state of dbias [13, N])"""
     start_golden("adaln_mod_projection_backward", __file__)
@@ -38,8 +39,9 @@ def backward(
         dact = product(dmod, weight.t(), None, None, torch.float32)
         dtemb = (dact * silu_derivative(temb.float())).to(temb.dtype)
     if "weight" in needs:
-        # ORDER: the chain runs along T, samples ascending.
-        dweight = product(dmod.t(), act.t(), None, None, weight.dtype)
+        # ORDER: the chain runs along T, samples ascending, from where earlier ones left it.
+        dtype = weight.dtype if initial is None else torch.float32
+        dweight = product(dmod.t(), act.t(), None, initial, dtype)
     if "bias" in needs:
         empty = exact_sum.new(dmod.shape[1], dmod.device)
         state = exact_sum.add_rows(empty, dmod, backend="golden")

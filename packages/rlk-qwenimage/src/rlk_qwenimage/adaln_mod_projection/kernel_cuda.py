@@ -8,9 +8,9 @@ import torch
 from rlk.cuda.header import Layout
 from rlk.cuda.launch import DTYPE_CODES, current_stream
 from rlk.cuda.steps import Steps
+from rlk.reduce.exact_sum import kernel_cuda as exact_sum
 from rlk.reduce.exact_sum.golden import new
-from rlk.reduce.exact_sum.kernel_cuda import add_rows
-from rlk.reduce.mma_chain.kernel_cuda import product
+from rlk.reduce.mma_chain import kernel_cuda as mma_chain
 
 _ACTIVATION = Layout(
     "AdalnActivation",
@@ -33,6 +33,7 @@ steps = Steps(
     Path(__file__).with_name("kernel_cuda.cu"),
     {"activation": _ACTIVATION, "activation_gradient": _ACTIVATION},
 )
+launches = (steps, *mma_chain.launches, *exact_sum.launches)
 
 
 def forward(
@@ -40,7 +41,7 @@ def forward(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(mod [T, N], act [T, K])"""
     act = _step("activation", temb, None)
-    return product(act, weight, bias, None, temb.dtype), act
+    return mma_chain.product(act, weight, bias, None, temb.dtype), act
 
 
 def backward(
@@ -51,18 +52,20 @@ def backward(
     act: torch.Tensor,
     *,
     needs: frozenset[str],
+    initial: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
     """(dtemb [T, K], dweight [N, K], exact state of dbias [13, N])"""
     dtemb = dweight = state = None
     if "temb" in needs:
         # ORDER: the chain runs along N.
-        dact = product(dmod, weight.t(), None, None, torch.float32)
+        dact = mma_chain.product(dmod, weight.t(), None, None, torch.float32)
         dtemb = _step("activation_gradient", temb, dact)
     if "weight" in needs:
-        # ORDER: the chain runs along T, samples ascending.
-        dweight = product(dmod.t(), act.t(), None, None, weight.dtype)
+        # ORDER: the chain runs along T, samples ascending, from where earlier ones left it.
+        dtype = weight.dtype if initial is None else torch.float32
+        dweight = mma_chain.product(dmod.t(), act.t(), None, initial, dtype)
     if "bias" in needs:
-        state = add_rows(new(dmod.shape[1], dmod.device), dmod)
+        state = exact_sum.add_rows(new(dmod.shape[1], dmod.device), dmod)
     return dtemb, dweight, state
 
 

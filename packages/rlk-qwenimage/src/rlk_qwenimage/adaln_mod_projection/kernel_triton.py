@@ -61,6 +61,7 @@ def backward(
     act: torch.Tensor,
     *,
     needs: frozenset[str],
+    initial: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
     """(dtemb [T, K], dweight [N, K], exact state of dbias [13, N])"""
     dtemb = dweight = state = None
@@ -73,8 +74,9 @@ def backward(
             COLUMNS=COLUMNS,
         )  # fmt: skip
     if "weight" in needs:
-        # ORDER: the chain runs along T, samples ascending.
-        dweight = product(dmod.t(), act.t(), None, None, weight.dtype)
+        # ORDER: the chain runs along T, samples ascending, from where earlier ones left it.
+        dtype = weight.dtype if initial is None else torch.float32
+        dweight = product(dmod.t(), act.t(), None, initial, dtype)
     if "bias" in needs:
         state = add_rows(new(dmod.shape[1], dmod.device), dmod)
     return dtemb, dweight, state

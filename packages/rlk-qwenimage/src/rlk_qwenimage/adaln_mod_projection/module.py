@@ -27,8 +27,9 @@ class ModulationLinear(nn.Linear):
     """
 
     exact_sums: ClassVar[Mapping[str, str]] = {"bias": "bias_sum"}
-    chain_sums: ClassVar[tuple[str, ...]] = ("weight",)
+    chain_sums: ClassVar[Mapping[str, str]] = {"weight": "weight_chain"}
     bias_sum: torch.Tensor | None = None
+    weight_chain: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def __init__(
         self,
@@ -45,5 +46,6 @@ class ModulationLinear(nn.Linear):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """mod [..., N], of temb [..., K] without activation."""
         temb, weight, bias = as_autocast(input, self.weight, self.bias)
-        (mod,) = _published((temb, weight, bias), {}, None, (self.bias_sum,))
+        carriers = (self.bias_sum, *(self.weight_chain or ()))
+        (mod,) = _published((temb, weight, bias), {}, None, carriers)
         return mod

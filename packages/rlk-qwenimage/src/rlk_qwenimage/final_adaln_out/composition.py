@@ -44,6 +44,7 @@ class Composition:
         *,
         eps: float,
         needs: frozenset[str],
+        initial: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor | None, ...]:
         """(dx [T, S, H], dtemb [T, K], dweight [2 H, K], exact state of dbias [13, 2 H])"""
         behind = needs - {"x"}
@@ -60,4 +61,6 @@ class Composition:
         for half, gradient in zip(dmod.chunk(2, 1), (dscale, dshift), strict=True):
             half.copy_(gradient)
         show("dmod", dmod)
-        return dx, *self.projection.backward(dmod, temb, weight, bias, act, needs=behind)
+        # Where a chain goes on: other backends of the projection need not know it.
+        more = {} if initial is None else {"initial": initial}
+        return dx, *self.projection.backward(dmod, temb, weight, bias, act, needs=behind, **more)

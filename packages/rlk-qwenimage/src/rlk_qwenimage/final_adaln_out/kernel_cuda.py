@@ -11,3 +11,4 @@ _both = Composition(projection, _norm)
 forward, backward = _both.forward, _both.backward
 # No source of its own to build.
 steps = None
+launches = (*projection.launches, _norm)

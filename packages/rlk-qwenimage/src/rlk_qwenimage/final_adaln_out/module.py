@@ -12,7 +12,7 @@ from rlk.errors import ArgumentError
 from rlk.operator import Operator
 
 from ..autocast import as_autocast
-from . import final_adaln_out
+from . import _published
 from .operator import OPERATOR
 
 
@@ -32,8 +32,9 @@ class AdaLayerNormContinuous(nn.Module):
 
     operator: ClassVar[Operator] = OPERATOR
     exact_sums: ClassVar[Mapping[str, str]] = {"linear.bias": "bias_sum"}
-    chain_sums: ClassVar[tuple[str, ...]] = ("linear.weight",)
+    chain_sums: ClassVar[Mapping[str, str]] = {"linear.weight": "weight_chain"}
     bias_sum: torch.Tensor | None = None
+    weight_chain: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def __init__(
         self,
@@ -66,7 +67,9 @@ class AdaLayerNormContinuous(nn.Module):
             )
         temb = conditioning_embedding.to(x.dtype)
         x, temb, weight, bias = as_autocast(x, temb, self.linear.weight, self.linear.bias)
-        return final_adaln_out(x, temb, weight, bias, self.norm.eps, bias_sum=self.bias_sum)
+        carriers = (self.bias_sum, *(self.weight_chain or ()))
+        (out,) = _published((x, temb, weight, bias), {"eps": self.norm.eps}, None, carriers)
+        return out
 
 
 # What diffusers offers beside it has a weight or no mean, which the operator does not know.

@@ -58,11 +58,32 @@ def token_sums(terms: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     group = max(1, SUMS // terms.shape[2])
     # Written in place: autocast refuses to concatenate some dtypes.
     for part, out in zip(terms.split(group), sums.split(group), strict=True):
-        columns = part.movedim(1, 0).flatten(1)  # [S, T * N]
-        empty = exact_sum.new(columns.shape[1], terms.device)
-        state = exact_sum.add_rows(empty, columns, backend="golden")
-        out.copy_(exact_sum.round(state, dtype, backend="golden").view_as(out))
+        out.copy_(exact_sum.round(token_state(part), dtype, backend="golden").view_as(out))
     return sums
+
+
+def token_state(terms: torch.Tensor) -> torch.Tensor:
+    """[13, T * N]: the exact states of the sums over tokens of FP32 terms [T, S, N]."""
+    columns = terms.movedim(1, 0).flatten(1)  # [S, T * N]
+    empty = exact_sum.new(columns.shape[1], terms.device)
+    return exact_sum.add_rows(empty, columns, backend="golden")
+
+
+def token_states(
+    dout: torch.Tensor,
+    x: torch.Tensor,
+    mean: torch.Tensor,
+    rstd: torch.Tensor,
+    needs: frozenset[str],
+) -> list[torch.Tensor]:
+    """The exact states [13, T * N] of dscale and of dshift, those that are needed."""
+    start_golden("layer_norm_modulate_token_states", __file__)
+    upstream, states = dout.float(), []
+    if "scale" in needs:
+        states.append(token_state(upstream * normalise(x.float(), mean, rstd)))
+    if "shift" in needs:
+        states.append(token_state(upstream))
+    return states
 
 
 def forward(

@@ -8,7 +8,7 @@ import triton.language as tl
 from rlk.launch import launch_triton
 from rlk.reduce import exact_sum
 from rlk.reduce.exact_sum.device_triton import add_block
-from rlk.reduce.exact_sum.kernel_triton import round_into
+from rlk.reduce.exact_sum.kernel_triton import normalise_, round_into
 from rlk.reduce.row_sum.device_triton import chunk_dot, chunk_sum
 
 from .device_triton import (
@@ -179,26 +179,56 @@ def token_sums(
     sums: dict[str, torch.Tensor],
 ) -> None:
     """Fill dscale and dshift [T, N], some samples after others so that their states stay small."""
-    samples, tokens, n = x.shape
+    samples, _, n = x.shape
     state_bytes = len(sums) * exact_sum.STATE_ROWS * n * torch.int64.itemsize
     group = min(samples, max(1, STATE_BYTES // state_bytes))
-    few = tokens <= FEW_TOKENS
-    block = (FEW_TOKENS, FEW_COLUMNS) if few else (SUM_TOKENS, SUM_COLUMNS)
-    blocks = triton.cdiv(tokens, block[0]) * triton.cdiv(n, block[1])
     # One memory for all groups: new states beside the last ones would be twice as large.
     memory = {name: exact_sum.new(group * n, x.device).view(-1) for name in sums}
     for first in range(0, samples, group):
         count = min(group, samples - first)
         width = exact_sum.STATE_ROWS * count * n
         states = {name: m[:width].zero_().view(-1, count * n) for name, m in memory.items()}
-        unused = mean
-        launch_triton(
-            layer_norm_modulate_sums, (count * blocks,),
-            dout, x, mean, rstd, states.get("scale", unused), states.get("shift", unused),
-            first, count, tokens, n,
-            *dout.stride(), *x.stride(), *mean.stride(), *rstd.stride(),
-            NEED_SCALE="scale" in sums, NEED_SHIFT="shift" in sums,
-            TOKENS=block[0], COLUMNS=block[1],
-        )  # fmt: skip
+        add_tokens(dout, x, mean, rstd, states, first, count)
         for name, state in states.items():
             round_into(sums[name][first : first + count].view(-1), state)
+
+
+def token_states(
+    dout: torch.Tensor,
+    x: torch.Tensor,
+    mean: torch.Tensor,
+    rstd: torch.Tensor,
+    needs: frozenset[str],
+) -> list[torch.Tensor]:
+    """The exact states [13, T * N] of dscale and of dshift, those that are needed."""
+    samples, _, n = x.shape
+    states = {
+        name: exact_sum.new(samples * n, x.device) for name in ("scale", "shift") if name in needs
+    }
+    add_tokens(dout, x, mean, rstd, states, 0, samples)
+    return [normalise_(state) for state in states.values()]
+
+
+def add_tokens(
+    dout: torch.Tensor,
+    x: torch.Tensor,
+    mean: torch.Tensor,
+    rstd: torch.Tensor,
+    states: dict[str, torch.Tensor],
+    first: int,
+    count: int,
+) -> None:
+    """Add the tokens of `count` samples to their states [13, count * N], not normalised."""
+    _, tokens, n = x.shape
+    few = tokens <= FEW_TOKENS
+    block = (FEW_TOKENS, FEW_COLUMNS) if few else (SUM_TOKENS, SUM_COLUMNS)
+    blocks = triton.cdiv(tokens, block[0]) * triton.cdiv(n, block[1])
+    unused = mean
+    launch_triton(
+        layer_norm_modulate_sums, (count * blocks,),
+        dout, x, mean, rstd, states.get("scale", unused), states.get("shift", unused),
+        first, count, tokens, n,
+        *dout.stride(), *x.stride(), *mean.stride(), *rstd.stride(),
+        NEED_SCALE="scale" in states, NEED_SHIFT="shift" in states,
+        TOKENS=block[0], COLUMNS=block[1],
+    )  # fmt: skip

@@ -24,6 +24,7 @@ class Linear(nn.Linear):
     exact_sums = rlk_qwenimage.ModulationLinear.exact_sums
     chain_sums = rlk_qwenimage.ModulationLinear.chain_sums
     bias_sum = None
+    weight_chain = None
     forward = rlk_qwenimage.ModulationLinear.forward
 
 
@@ -76,6 +77,7 @@ class AdaLayerNormContinuous(TheirAdaLayerNormContinuous):
     exact_sums = rlk_qwenimage.AdaLayerNormContinuous.exact_sums
     chain_sums = rlk_qwenimage.AdaLayerNormContinuous.chain_sums
     bias_sum = None
+    weight_chain = None
     forward = rlk_qwenimage.AdaLayerNormContinuous.forward
 
 
