@@ -3,6 +3,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -23,9 +24,10 @@ def in_transformers(scalars: Mapping[str, Any]) -> Callable[..., Any]:
     """The class of the model's own code, which keeps FP32 to the end."""
     from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextRMSNorm
 
+    made = cache(lambda width: Qwen3NextRMSNorm(width, scalars["eps"]))
+
     def call(x: torch.Tensor, weight: torch.Tensor) -> Any:
-        module = Qwen3NextRMSNorm(x.shape[-1], scalars["eps"])
-        return torch.func.functional_call(module, {"weight": weight}, (x,))
+        return torch.func.functional_call(made(x.shape[-1]), {"weight": weight}, (x,))
 
     return call
 
