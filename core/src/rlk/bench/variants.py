@@ -160,10 +160,12 @@ def _peer(peer: Peer, told: Mapping[str, Any]) -> Variant:
         return Variant(peer.name, "", None, "not installed", peer.ours, "not applicable")
     try:
         return Variant(peer.name, known, peer.make(told), ours=peer.ours)
-    except ImportError as error:
-        return Variant(peer.name, known, None, _one_line(error), peer.ours, "failed")
     except (BackendError, PlatformError) as error:
         return Variant(peer.name, "", None, str(error), peer.ours, "not applicable")
+    except Exception as error:
+        if peer.ours:
+            raise
+        return Variant(peer.name, known, None, _one_line(error), peer.ours, "failed")
 
 
 def _one_line(error: Exception) -> str:

@@ -15,6 +15,8 @@ from rlk.operator import Layout, Operator, Tensor
 
 # 150 MB: what each tensor rotates through, three times the L2 cache of an H200.
 ROTATED_BYTES = 150_000_000
+# 2 GB: a tensor of further row counts; every variant keeps about ten of that size.
+MOST_BYTES = 2_000_000_000
 # 400: sets of tensors at most; small sizes rotate through less.
 MOST_SETS = 400
 # 3: query, key and value, which a projection packs into one tensor.
@@ -147,7 +149,10 @@ class Work:
 def works(
     operator: Operator, dtype: torch.dtype, rows: Sequence[int], layouts: Sequence[Layout] = ()
 ) -> list[Work]:
-    """Every declared workload, at its own number of rows and at others, in its layouts or these."""
+    """Every declared workload, at its own number of rows and at others, in its layouts or these.
+
+    Others that would not fit into memory are left out: a row may be a whole sample.
+    """
     found: dict[tuple[str, str], Work] = {}
     for workload in operator.workloads:
         told = {**workload.scalars, **workload.arguments}
@@ -155,5 +160,6 @@ def works(
             for layout in layouts or workload.layouts:
                 sizes = {**workload.sizes, "T": count}
                 work = Work(operator, workload.site, sizes, dtype, told, layout)
-                found.setdefault((work.label, layout), work)
+                if count == workload.sizes["T"] or work.most_bytes <= MOST_BYTES:
+                    found.setdefault((work.label, layout), work)
     return list(found.values())

@@ -23,11 +23,8 @@ def _offset_by_one(peer: Peer) -> Peer:
     return replace(peer, make=make)
 
 
-PEERS = tuple(map(_offset_by_one, base.PEERS))
-
-
 def in_transformers(scalars: Mapping[str, Any]) -> Callable[..., Any]:
-    """The model's norm in transformers: FP32 to the end."""
+    """The class of the model's own code, which keeps FP32 to the end."""
     from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextRMSNorm
 
     return base.of_module(lambda n: Qwen3NextRMSNorm(n, eps=scalars["eps"]))
@@ -45,7 +42,8 @@ def in_vllm(scalars: Mapping[str, Any]) -> Callable[..., Any]:
     return base.of_module(build)
 
 
-CONVENTIONS = (
+PEERS = (
     Peer("transformers", "transformers", in_transformers),
-    Peer("vLLM, GemmaRMSNorm", "vllm", in_vllm),
+    *map(_offset_by_one, base.PEERS),
 )
+CONVENTIONS = (Peer("vLLM, GemmaRMSNorm", "vllm", in_vllm),)

@@ -2,7 +2,7 @@
 """Other libraries' functions of the same formula, for the benchmark and for their roundings."""
 
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -34,9 +34,18 @@ def in_liger(scalars: Mapping[str, Any]) -> Callable[..., torch.Tensor]:
     return lambda x, weight: LigerRMSNormFunction.apply(x, weight, eps, offset, "gemma", False)
 
 
+def in_flashinfer(scalars: Mapping[str, Any]) -> Callable[..., torch.Tensor]:
+    """FlashInfer, for inference: forward alone."""
+    from flashinfer import norm
+
+    function = norm.gemma_rmsnorm if scalars["weight_offset"] else norm.rmsnorm
+    return lambda x, weight: function(x, weight, scalars["eps"])
+
+
 PEERS = (
     Peer("F.rms_norm", "torch", in_torch),
     Peer("Liger", "liger-kernel", in_liger),
+    Peer("FlashInfer", "flashinfer-python", in_flashinfer),
 )
 
 
@@ -76,11 +85,12 @@ def in_sglang(scalars: Mapping[str, Any]) -> Callable[..., torch.Tensor]:
 def of_module(build: Callable[[int], torch.nn.Module]) -> Callable[..., torch.Tensor]:
     """A call of a module that `build` makes for the length of a row, with the weight put in."""
 
+    made = cache(build)
+
     def call(x: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
         *others, weight = rest
-        module = build(len(weight)).to(x.device)
-        module.weight = torch.nn.Parameter(weight)
-        found: torch.Tensor = module(x, *others)
+        given = {"weight": weight}
+        found: torch.Tensor = torch.func.functional_call(made(len(weight)), given, (x, *others))
         return found
 
     return call

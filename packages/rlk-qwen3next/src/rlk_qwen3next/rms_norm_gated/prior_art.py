@@ -31,13 +31,12 @@ def in_fla(scalars: Mapping[str, Any]) -> Callable[..., torch.Tensor]:
     return call
 
 
-PEERS = (Peer("FLA", "fla-core", in_fla),)
-
-
 def in_transformers(scalars: Mapping[str, Any]) -> Callable[..., torch.Tensor]:
-    """The model's norm in transformers, which rounds the normalised rows before the weight."""
+    """The class of the model's own code, which rounds before the weight."""
     from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextRMSNormGated
 
+    if scalars["activation"] != "silu" or scalars["weight_offset"]:
+        raise ValueError("it has silu and no offset alone")
     return of_module(lambda n: Qwen3NextRMSNormGated(n, eps=scalars["eps"]))
 
 
@@ -54,7 +53,8 @@ def in_vllm(scalars: Mapping[str, Any]) -> Callable[..., torch.Tensor]:
     return call
 
 
-CONVENTIONS = (
+PEERS = (
     Peer("transformers, cast before the weight", "transformers", in_transformers),
-    Peer("vLLM, RMSNormGated", "vllm", in_vllm),
+    Peer("FLA", "fla-core", in_fla),
 )
+CONVENTIONS = (Peer("vLLM, RMSNormGated", "vllm", in_vllm),)
