@@ -4,8 +4,8 @@
 python ci/sanitize.py TOOL      starts itself below compute-sanitizer --tool TOOL
 python ci/sanitize.py --cases   only runs the cases
 
-Prints the number of cases; every result is compared with golden, or with another backend where
-there is none, so that a clean run is also a right one.
+Prints the number of cases; every result is compared with golden, so that a clean run is also a
+right one.
 """
 
 import argparse
@@ -22,7 +22,6 @@ import torch
 
 from rlk import contract, interpreter
 from rlk.compare import assert_same_bits
-from rlk.gates.golden_hashes import has_golden
 from rlk.gates.inputs import default_scalars, edge_sizes, fixture, label
 from rlk.operator import FLOATS, Operator
 
@@ -120,20 +119,17 @@ def run_operator(case: Case, operator: Operator, device: str) -> None:
         upstream = [arranged(t, layout, device) for t in batch.upstream.values()]
         scalars: tuple[Any, ...] = tuple(batch.scalars.values())
         found = list(execution.forward(*tensors, *scalars, backend))
-        saved = found[len(operator.outputs) :]
+        outputs, saved = found[: len(operator.outputs)], found[len(operator.outputs) :]
+        kept = operator.kept(tensors, outputs)
         alone = [f"d{t.name}" in operator.exact_sums for t in operator.returned_gradients]
         for needs in ([True] * len(alone), alone):
-            found += execution.backward(*upstream, *tensors, *saved, *scalars, *needs, backend)
+            found += execution.backward(*upstream, *kept, *saved, *scalars, *needs, backend)
         return found
 
-    measure = ("golden", "cpu") if has_golden(operator) else (_other_backend(case), device)
-    compare(case, results(case.backend, device, case.layout), results(*measure, case.layout))
-
-
-def _other_backend(case: Case) -> str:
-    """What judges a backend of an operator that has no golden."""
-    assert case.operator is not None  # noqa: S101 - only operators are run by it
-    return next(row.name for row in case.operator.backends if row.name != case.backend)
+    # Where no CPU has the bits, another backend has.
+    others = [b.name for b in operator.backends if b.name != case.backend]
+    reference = ("golden", "cpu") if "golden" in others else (others[0], device)
+    compare(case, results(case.backend, device, case.layout), results(*reference, case.layout))
 
 
 def run_exact_sum(case: Case, device: str) -> None:
@@ -188,7 +184,7 @@ def compare(case: Case, actual: list[torch.Tensor], expected: list[torch.Tensor]
         if place < len(products) and products[place]:
             _require_near(case, place, a.cpu(), e)
             continue
-        assert_same_bits(a.cpu(), e, f"{case}: result {place}")
+        assert_same_bits(a.cpu(), e.cpu(), f"{case}: result {place}")
 
 
 def _require_near(case: Case, place: int, actual: torch.Tensor, expected: torch.Tensor) -> None:
@@ -199,22 +195,20 @@ def _require_near(case: Case, place: int, actual: torch.Tensor, expected: torch.
 
 
 def _products(operator: Operator) -> list[bool]:
-    """Which of the results of `run_operator` are equal among some backends only."""
+    """Which of the results of `run_operator` golden has in value alone."""
     gradients = [f"d{t.name}" for t in operator.returned_gradients]
     results = [t.name for t in operator.outputs + operator.saved] + 2 * gradients
-    return [bool(operator.equal_among(name)) for name in results]
+    judged_by_golden = operator.backend("golden") is not None
+    return [judged_by_golden and bool(operator.equal_among(name)) for name in results]
 
 
 def run_cases(backends: tuple[str, ...], device: str) -> int:
     """Run all cases; the exit status."""
     from rlk.cli import select
 
-    # A variant shares the kernels of its base, and so its lengths would be run twice.
-    kernels = {
-        id(o.oracle): o
-        for o in select.every()
-        if not any(s.fixed for s in o.scalars) and (has_golden(o) or device == "cuda")
-    }
+    # A variant that shares the kernels of its base would run its lengths twice.
+    runnable = (o for o in select.every() if device == "cuda" or o.backend("golden"))
+    kernels = {o.backends: o for o in runnable}
     planned = list(cases(list(kernels.values()), backends))
     for case in planned:
         if case.operator is None:
