@@ -5,7 +5,7 @@
 #     bash ci/gpu.sh OUT_DIR [--only tests|gates|sanitizer|survey|bench|exact_grad|ptx|integration|install]...
 #
 # RLK_GPU_WORKERS is the number of pytest's workers, RLK_GPU_OPERATORS names the operators that are
-# judged, surveyed and measured, all if unset.
+# judged, surveyed and measured, all if unset; RLK_GPU_ROWS further row counts of the benchmark.
 #
 # Needs no installation of rlk. `integration` needs transformers and diffusers, `install` a folder
 # of wheels with kernels for this GPU (RLK_WHEELS, dist if unset); both run only when asked for.
@@ -92,7 +92,8 @@ operators() {
 }
 ptx() { "$PYTHON" tools/check_ptx.py --cuda && "$PYTHON" tools/check_ptx.py --triton; }
 survey() { "$PYTHON" -m rlk.cli survey $(operators) --json "$OUT/survey.json"; }
-bench() { "$PYTHON" -m rlk.cli bench $(operators) --rows 1 --rows 64 --rows 1000 --json "$OUT/bench.json"; }
+further_rows() { [ -z "${RLK_GPU_ROWS:-}" ] || printf -- '--rows %s ' $RLK_GPU_ROWS; }
+bench() { "$PYTHON" -m rlk.cli bench $(operators) $(further_rows) --json "$OUT/bench.json"; }
 exact_grad() { "$PYTHON" -m rlk.exact_grad.overhead --json "$OUT/exact_grad.json"; }
 
 rm -f "$OUT"/*.status "$OUT"/gates-*.json "$OUT"/{tests,integration}.xml "$OUT"/{bench,survey,exact_grad}.json

@@ -180,6 +180,16 @@ def test_public_docstring_exported_module_is_followed(plant):
     assert found == [("public-docstring", f"{CORE}/sums/__init__.py")]
 
 
+def test_public_docstring_signature_of_an_overload_needs_none(plant):
+    head = HEADER + '"""Sums."""\nfrom typing import overload\n\n__all__ = ["total"]\n\n\n'
+    alone = "@overload\ndef total(x: int) -> int: ...\n\n\n"
+    described = 'def total(x):\n    """x.\n\n    Args:\n        x: it.\n    Returns:\n        x.\n'
+    whole = head + alone + described + '    Raises:\n        None: never.\n    """\n'
+    assert plant({f"{CORE}/__init__.py": whole}) == []
+    bare = whole.replace("@overload\n", "")
+    assert plant({f"{CORE}/__init__.py": bare}) == [("public-docstring", f"{CORE}/__init__.py")]
+
+
 def test_rules_every_one_has_a_planted_violation():
     planted = test_structure_planted_violation_is_reported_by_its_rule_alone.pytestmark[0].args[1]
     assert {rule for rule, *_ in planted} == {rule.__name__.replace("_", "-") for rule in RULES}

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Markdown: tables, sections, and links that follow a page to its place on the site."""
+"""Sections of a page, and links that follow it to its place on the site."""
 
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import PurePosixPath
 
 from docs_pages.errors import StageError
@@ -11,20 +11,6 @@ from docs_pages.errors import StageError
 _LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^()\s]+)\)")
 _FENCE = re.compile(r"^(```|~~~)")
 _FOREIGN = re.compile(r"^[a-z]+:")
-
-
-def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """A table; None is a dash."""
-
-    def line(cells: Sequence[object]) -> str:
-        return f"| {' | '.join('-' if c is None else _cell(c) for c in cells)} |"
-
-    return "\n".join([line(columns), line(["---"] * len(columns)), *map(line, rows)]) + "\n"
-
-
-def _cell(value: object) -> str:
-    text = f"{value:g}" if isinstance(value, float) else str(value)
-    return text.replace("|", "\\|")
 
 
 def headings(text: str) -> list[str]:

@@ -5,10 +5,12 @@ from collections.abc import Iterator, Sequence
 
 from docs_pages.errors import StageError
 from docs_pages.evidence import Evidence, Found
-from docs_pages.markdown import before, headings, table
+from docs_pages.markdown import before, headings
 from rlk.operator import Backend, Claim, Operator, Tensor
 from rlk.records import Origin
 from rlk.report import plots, tables
+from rlk.report.markdown import table
+from rlk.report.page import ALT
 
 # Every page has these; what is generated stands in front of the first.
 REQUIRED = ("Beside other libraries", "Reuse", "Limits")
@@ -165,15 +167,6 @@ def _values(operator: Operator, evidence: Evidence, images: dict[str, str]) -> I
             "ulp": plots.ulp_histograms(everything),
         }
         yield from _images(operator, drawings, images)
-
-
-ALT = {
-    "peers": "times of every variant in multiples of the floor",
-    "roofline": "bandwidth of every variant under that of the probe",
-    "rows": "time over the number of rows",
-    "differing": "rows whose bits differ alone",
-    "ulp": "elements by ulp from the correctly rounded value",
-}
 
 
 def _images(

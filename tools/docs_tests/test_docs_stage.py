@@ -8,16 +8,19 @@ import sys
 
 import docs_stage
 import pytest
+import write_readme
 from docs_pages.errors import StageError
-from docs_pages.markdown import table
+from docs_pages.evidence import Evidence
 from docs_stage import ROOT
 
+from rlk import environment
 from rlk.records import Bench, Survey
+from rlk.report.markdown import table
 
 PAGE = "packages/rlk-qwen3next/src/rlk_qwen3next/rms_norm/page.md"
 GATES = "docs/records/h200/gates.json"
 # A figure of a measurement: it must come from a record, never from a hand.
-FIGURE = re.compile(r"\d(?:\.\d+)? ?(?:us|µs|ms|TB/s|GB/s)\b|\d\.\d+ ?x\b")
+FIGURE = re.compile(r"\d(?:\.\d+)? ?(?:us|µs|ms|TB/s|GB/s)\b|\d\.\d+ ?x\b|\d ?%")
 MEASURED = re.compile(r"## Measured\n.*?(?=\n## )", re.DOTALL)
 NUMBER = re.compile(r"(?<![\w.])\d+(?:\.\d+)?(?:e[-+]?\d+)?(?![\w.])")
 
@@ -122,6 +125,13 @@ def test_strict_build_refuses_an_anchor_that_is_not_there(repository, stage):
     assert "nowhere" in done.stderr
 
 
+def test_records_that_are_kept_are_of_no_changed_tree(stage):
+    records = stage().evidence.records
+    assert records
+    for path, record in records.items():
+        assert not any(source.dirty for source in record.origin.packages.values()), path
+
+
 def untraced(text, records):
     """Numbers of a page's measured part that no record holds."""
     (part,) = MEASURED.findall(text)
@@ -150,9 +160,31 @@ def test_every_number_of_an_operator_page_traces_to_a_record(stage, operators):
     assert untraced(f"## Measured\n{planted}\n## Limits\n", records) == ["123.457"]
 
 
+def test_readme_takes_its_claims_and_its_plot_from_records(operators):
+    evidence = Evidence(ROOT / "docs" / "records", environment.digests())
+    readme = (ROOT / "README.md").read_text()
+    text, images = write_readme.written(readme, operators, evidence)
+    assert text == readme, "hatch run docs:readme"
+    assert len(images) == 1
+    for name, svg in images.items():
+        assert (ROOT / name).read_text() == svg, "hatch run docs:readme"
+    planted = readme.replace("passed at", "proven at", 1)
+    assert planted != readme
+    assert write_readme.written(planted, operators, evidence)[0] == readme
+    others = FIGURE.findall(readme.partition("<!-- rlk:begin claims -->")[0])
+    assert others == []
+
+
+@pytest.mark.parametrize("part", ["figures", "plot nobody"])
+def test_readme_part_without_a_source_is_refused(operators, part):
+    text = f"<!-- rlk:begin {part} -->\n<!-- rlk:end {part.split()[0]} -->\n"
+    with pytest.raises(StageError, match="must be claims or plot OPERATOR"):
+        write_readme.written(text, operators, Evidence(ROOT / "docs" / "records", {}))
+
+
 def test_pages_written_by_hand_hold_no_figure_of_a_measurement():
     paths = [*ROOT.glob("docs/**/*.md"), *ROOT.glob("packages/*/src/*/*/page.md")]
-    paths += ROOT.glob("packages/*/README.md")
+    paths += [*ROOT.glob("packages/*/README.md"), ROOT / "README.md"]
     found = {
         f"{path.relative_to(ROOT)}: {line}"
         for path in paths
@@ -162,3 +194,4 @@ def test_pages_written_by_hand_hold_no_figure_of_a_measurement():
     assert found == set()
     assert FIGURE.search("173 us on an H200")
     assert FIGURE.search("1.22x, 1.30x")
+    assert FIGURE.search("differ in 17 % of all elements")

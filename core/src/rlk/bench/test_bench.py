@@ -75,6 +75,12 @@ def test_works_of_an_operator_are_its_workloads_and_further_rows():
     assert [work.label for work in found] == ["1000x128", "64x128"]
 
 
+def test_works_of_more_rows_than_fit_are_left_out():
+    fits, not_fits = 2_000_000_000 // (128 * 2), 2_000_000_000 // (128 * 2) + 1
+    found = works(DEMO, torch.bfloat16, [fits, not_fits])
+    assert [work.sizes["T"] for work in found] == [1000, fits]
+
+
 HEADS = replace(
     DEMO,
     inputs=(

@@ -9,6 +9,7 @@ import importlib.util
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -141,11 +142,16 @@ def compiled_peer(operator: Operator, dynamic: bool = False) -> Peer:
     return Peer("torch.compile", "torch", make)
 
 
-def _peers(operator: Operator) -> tuple[Peer, ...]:
+def prior_art(operator: Operator) -> ModuleType | None:
+    """prior_art.py of the operator's folder, if it has one."""
     folder = operator.oracle.__module__.rpartition(".")[0]
     if importlib.util.find_spec(f"{folder}.prior_art") is None:
-        return ()
-    return importlib.import_module(f"{folder}.prior_art").PEERS
+        return None
+    return importlib.import_module(f"{folder}.prior_art")
+
+
+def _peers(operator: Operator) -> tuple[Peer, ...]:
+    return getattr(prior_art(operator), "PEERS", ())
 
 
 def _peer(peer: Peer, told: Mapping[str, Any]) -> Variant:
@@ -154,10 +160,12 @@ def _peer(peer: Peer, told: Mapping[str, Any]) -> Variant:
         return Variant(peer.name, "", None, "not installed", peer.ours, "not applicable")
     try:
         return Variant(peer.name, known, peer.make(told), ours=peer.ours)
-    except ImportError as error:
-        return Variant(peer.name, known, None, _one_line(error), peer.ours, "failed")
     except (BackendError, PlatformError) as error:
         return Variant(peer.name, "", None, str(error), peer.ours, "not applicable")
+    except Exception as error:
+        if peer.ours:
+            raise
+        return Variant(peer.name, known, None, _one_line(error), peer.ours, "failed")
 
 
 def _one_line(error: Exception) -> str:

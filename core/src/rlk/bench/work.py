@@ -15,6 +15,8 @@ from rlk.operator import Layout, Operator, Tensor
 
 # 150 MB: what each tensor rotates through, three times the L2 cache of an H200.
 ROTATED_BYTES = 150_000_000
+# 2 GB: a tensor of further row counts; every variant keeps about ten of that size.
+MOST_BYTES = 2_000_000_000
 # 400: sets of tensors at most; small sizes rotate through less.
 MOST_SETS = 400
 # 3: query, key and value, which a projection packs into one tensor.
@@ -70,7 +72,9 @@ class Work:
         outputs = sum(t.has_rows for t in self.operator.outputs)
         if direction == "forward":
             return inputs, outputs
-        return outputs if self.operator.linear else outputs + inputs, inputs
+        # Addends are read as their sum, and have one gradient.
+        gradients = sum(t.gradient == "row" for t in self.operator.returned_gradients)
+        return outputs if self.operator.linear else outputs + gradients, gradients
 
     def least_bytes(self, direction: str) -> int:
         """Each input read once and each output written once; saved state is not counted.
@@ -81,9 +85,12 @@ class Work:
         outputs = sum(map(self.bytes_of, self.operator.outputs))
         if direction == "forward":
             return inputs + outputs
-        gradients = sum(map(self.bytes_of, self.operator.differentiable))
+        gradients = sum(map(self.bytes_of, self.operator.returned_gradients))
+        addends = sum(
+            self.bytes_of(t) * (len(t.sum_of) - 1) for t in self.operator.outputs if t.sum_of
+        )
         # A linear operator's gradient reads no value of what it is linear in.
-        return outputs + inputs + (0 if self.operator.linear else gradients)
+        return outputs + inputs - addends + (0 if self.operator.linear else gradients)
 
     def inputs(self, seed: int, device: str) -> list[torch.Tensor]:
         """Random inputs that take gradients where declared; packed ones share one storage."""
@@ -142,7 +149,10 @@ class Work:
 def works(
     operator: Operator, dtype: torch.dtype, rows: Sequence[int], layouts: Sequence[Layout] = ()
 ) -> list[Work]:
-    """Every declared workload, at its own number of rows and at others, in its layouts or these."""
+    """Every declared workload, at its own number of rows and at others, in its layouts or these.
+
+    Others that would not fit into memory are left out: a row may be a whole sample.
+    """
     found: dict[tuple[str, str], Work] = {}
     for workload in operator.workloads:
         told = {**workload.scalars, **workload.arguments}
@@ -150,5 +160,6 @@ def works(
             for layout in layouts or workload.layouts:
                 sizes = {**workload.sizes, "T": count}
                 work = Work(operator, workload.site, sizes, dtype, told, layout)
-                found.setdefault((work.label, layout), work)
+                if count == workload.sizes["T"] or work.most_bytes <= MOST_BYTES:
+                    found.setdefault((work.label, layout), work)
     return list(found.values())

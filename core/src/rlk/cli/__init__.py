@@ -23,6 +23,7 @@ from rlk.cli.doctor import doctor
 from rlk.cli.env import env
 from rlk.cli.gate import gate
 from rlk.cli.list_operators import list_operators
+from rlk.cli.report import report
 from rlk.cli.show import show
 from rlk.cli.survey import survey
 from rlk.errors import RlkError
@@ -78,6 +79,7 @@ app.command()(check)
 app.command()(gate)
 app.command()(survey)
 app.command()(bench)
+app.command()(report)
 
 
 def main() -> None:

@@ -19,6 +19,7 @@ from rlk.records.document import (
     origin,
 )
 from rlk.records.files import decode, json_schema, load_folder, write
+from rlk.records.gates import summary
 from rlk.records.state import State, state
 
 __all__ = [
@@ -38,5 +39,6 @@ __all__ = [
     "load_folder",
     "origin",
     "state",
+    "summary",
     "write",
 ]

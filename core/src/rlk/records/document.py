@@ -36,7 +36,7 @@ class Source(Strict, frozen=True, kw_only=True):
     version: str
     commit: Commit | None
     dirty: bool | None
-    digest: Digest | None
+    digest: Digest | None = None
 
 
 class Origin(Strict, frozen=True, kw_only=True):
@@ -117,15 +117,15 @@ class Bench(Strict, frozen=True, kw_only=True, tag_field="schema", tag="rlk.benc
 class TensorAccuracy(Strict, frozen=True, kw_only=True):
     """One tensor of a variant against the FP64 oracle.
 
-    `beyond` elements of `elements` exceed the element-wise tolerance of the contract; `max_ulp` is
-    the largest error in ulp at the reference's root mean square.
+    `beyond` elements of `elements` exceed the element-wise tolerance of the contract; `worst_ulp`
+    is the largest error in ulp at the reference's root mean square.
     """
 
     dtype: str
     elements: int
     beyond: int
     correctly_rounded: float
-    max_ulp: float | None
+    worst_ulp: float | None
     max_abs_error: float | None
     ulp_histogram: dict[str, int]
 
@@ -135,7 +135,8 @@ class SurveyRow(Strict, frozen=True, kw_only=True, omit_defaults=True):
 
     `rows_alone` counts, by tensor, how many of `rows_judged` rows have other bits alone than in
     their batch; `batches_differing` in how many of `batches` smaller batches any row has.
-    `order_free` says by parameter gradient whether its bits survive permuted rows and padding.
+    `order_free` says by parameter gradient whether its bits survive permuted rows and padding, in
+    FP32 where the operator takes it.
     """
 
     operator: str
@@ -157,7 +158,7 @@ class SurveyRow(Strict, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def worst_gradient_ulp(self) -> float | None:
         """The largest error of any gradient."""
-        found = [a.max_ulp for name, a in self.accuracy.items() if name.startswith("d")]
+        found = [a.worst_ulp for name, a in self.accuracy.items() if name.startswith("d")]
         return max((u for u in found if u is not None), default=None)
 
 
@@ -205,7 +206,9 @@ def origin(facts: dict | None = None, command: str | None = None) -> Origin:
     """
     facts = facts or environment.facts()
     if command is None:
-        command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+        # Where a machine keeps its files is nobody's matter.
+        told = [Path(word).name if word.startswith("/") else word for word in sys.argv[1:]]
+        command = shlex.join(["rlk", *told])
     kept = ("device", "driver", "compute_capability", "python", "torch", "triton", "cuda")
     packages = {name: Source(**source) for name, source in facts["packages"].items()}
     return Origin(command=command, packages=packages, **{name: facts[name] for name in kept})

@@ -8,7 +8,10 @@ from typing import Any
 import msgspec
 
 from rlk.errors import RlkError
+from rlk.gates.record import SCHEMA as REPORT
+from rlk.gates.record import Report
 from rlk.records.document import Document
+from rlk.records.gates import summary
 
 # Digits kept of a number: more would be noise.
 _DIGITS = 4
@@ -32,7 +35,7 @@ def decode(text: bytes, name: object = "record") -> Document:
 
 
 def load_folder(folder: Path) -> dict[str, Document]:
-    """Every record under a folder, by its path there; other JSON is left alone.
+    """Every record under a folder, by its path there; reports of gates are counted.
 
     Args:
         folder: where records lie.
@@ -46,9 +49,19 @@ def load_folder(folder: Path) -> dict[str, Document]:
     found: dict[str, Document] = {}
     for path in sorted(folder.rglob("*.json")):
         text = path.read_bytes()
-        if _schema_of(text) in _KINDS:
-            found[path.relative_to(folder).as_posix()] = decode(text, path)
+        schema, name = _schema_of(text), path.relative_to(folder).as_posix()
+        if schema in _KINDS:
+            found[name] = decode(text, path)
+        elif schema == REPORT:
+            found[name] = summary(_decode_report(text, path))
     return found
+
+
+def _decode_report(text: bytes, name: object) -> Report:
+    try:
+        return msgspec.json.decode(text, type=Report)
+    except msgspec.MsgspecError as error:
+        raise RlkError(f"{name}: must be a report of rlk gate, got: {error}") from error
 
 
 def write(path: Path, document: Document) -> None:

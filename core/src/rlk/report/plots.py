@@ -156,14 +156,15 @@ def ulp_histograms(rows: Sequence[SurveyRow]) -> str | None:
     colours = _colours(rows)
 
     def draw(axes: Axes, key: tuple[str, ...], pairs: list[tuple[SurveyRow, str]]) -> None:
-        bins = list(dict.fromkeys(b for row, n in pairs for b in row.accuracy[n].ulp_histogram))
+        found = {b for row, n in pairs for b in row.accuracy[n].ulp_histogram}
+        bins = sorted(found, key=lambda label: int(label.partition("-")[0]))
         width = 0.8 / len(pairs)
         for index, (row, name) in enumerate(pairs):
             accuracy = row.accuracy[name]
             shares = [accuracy.ulp_histogram.get(b, 0) / accuracy.elements for b in bins]
             places = [place + (index - len(pairs) / 2 + 0.5) * width for place in range(len(bins))]
             axes.bar(places, shares, width, color=colours[row.variant], label=row.variant)
-        axes.set_xticks(range(len(bins)), bins)
+        axes.set_xticks(range(len(bins)), bins, rotation=45 if len(bins) > 8 else 0)
         axes.set_yscale("log")
         axes.set_ylabel("share")
         axes.set_title(" ".join(key))

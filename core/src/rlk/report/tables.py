@@ -12,7 +12,7 @@ SPEED = (
 )  # fmt: skip
 VALUES = (
     "variant", "version", "rows that differ alone", "batches that differ", "parameter gradients",
-    "correctly rounded", "max ulp", "gradient elements beyond tolerance", "worst gradient ulp",
+    "correctly rounded", "worst ulp", "gradient elements beyond tolerance", "worst gradient ulp",
 )  # fmt: skip
 Cells = list[tuple[object, ...]]
 
@@ -56,7 +56,7 @@ def values(rows: Sequence[SurveyRow]) -> list[tuple[str, Cells]]:
                 _counts(row.batches_differing, row.batches),
                 ", ".join(free) or None,
                 _each((n, f"{100 * a.correctly_rounded:g} %") for n, a in outputs.items()),
-                _each((n, a.max_ulp) for n, a in outputs.items()),
+                _each((n, a.worst_ulp) for n, a in outputs.items()),
                 _each((n, a.beyond) for n, a in gradients.items()),
                 row.worst_gradient_ulp,
             )

@@ -3,7 +3,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -65,10 +65,11 @@ class Place:
 
 
 def places(operator: Operator, dtype: str, rows: int | None, seed: int) -> list[Place]:
-    """The sizes of models on a GPU; on a CPU the smallest, or what is declared for gates."""
+    """The sizes of models; on a CPU, where some are declared for gates, those."""
     gpu = torch.cuda.is_available()
+    small = operator.gate_sizes and not gpu
     found = []
-    for sizes in real_sizes(operator) if gpu else [smallest_sizes(operator)]:
+    for sizes in [smallest_sizes(operator)] if small else real_sizes(operator):
         most = max(2, MOST_ELEMENTS // row_elements(operator, sizes))
         usual = PRODUCT_ROWS if operator.category == "product" else GPU_ROWS if gpu else CPU_ROWS
         count = rows or min(usual, most)
@@ -105,7 +106,8 @@ def survey(place: Place, name: str) -> SurveyRow:
         if ours and not isinstance(error, RlkError):
             raise
         # A library that fails says so in its row; the others go on.
-        return _ended(row, "failed", error)
+        lacking = isinstance(error, BackendError) and not ours
+        return _ended(row, "not applicable" if lacking else "failed", error)
 
 
 def _ended(row: SurveyRow, verdict: str, error: Exception | str) -> SurveyRow:
@@ -147,7 +149,7 @@ def _measured(row: SurveyRow, place: Place, candidate: Candidate) -> SurveyRow:
         rows_alone=alone,
         batches=len(sizes),
         batches_differing=differing,
-        order_free=_order_free(candidate, batch, whole),
+        order_free=_order_free(candidate, place),
         accuracy=accuracy,
     )
 
@@ -171,7 +173,7 @@ def _accuracy(
             elements=judged.total,
             beyond=beyond,
             correctly_rounded=judged.correctly_rounded,
-            max_ulp=_finite(judged.max_ulp_at_rms),
+            worst_ulp=_finite(judged.max_ulp_at_rms),
             max_abs_error=_finite(judged.max_abs_error),
             ulp_histogram=judged.ulp_histogram,
         )
@@ -184,11 +186,17 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _order_free(candidate: Candidate, batch: Fixture, whole: Run) -> dict[str, bool]:
-    """Whether each parameter gradient keeps its bits under other orders, and rows without any."""
+def _order_free(candidate: Candidate, place: Place) -> dict[str, bool]:
+    """Whether each parameter gradient keeps its bits under other orders, and rows without any.
+
+    In FP32 where the operator takes it: the rounding to a narrow dtype would hide most orders.
+    """
     parameters = [f"d{t.name}" for t in candidate.operator.parameters]
     if not parameters:
         return {}
+    strict = "float32" in place.operator.inputs[0].dtype
+    batch = (replace(place, dtype="float32") if strict else place).batch()
+    whole = candidate.run_fixture(batch)
     order = torch.randperm(batch.rows, generator=torch.Generator().manual_seed(0)).tolist()
     runs = [
         _run(candidate, batch, order),

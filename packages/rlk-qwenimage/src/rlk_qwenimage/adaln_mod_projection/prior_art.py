@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Other libraries' functions of the same formula, for the benchmark."""
 
+import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -8,6 +9,9 @@ import torch
 from torch.nn import functional
 
 from rlk.bench.variants import Peer
+from rlk.errors import BackendError
+
+WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 
 
 def in_torch(scalars: Mapping[str, Any]) -> Callable[..., torch.Tensor]:
@@ -15,4 +19,22 @@ def in_torch(scalars: Mapping[str, Any]) -> Callable[..., torch.Tensor]:
     return lambda temb, weight, bias: functional.linear(functional.silu(temb), weight, bias)
 
 
-PEERS = (Peer("F.linear(F.silu)", "torch", in_torch),)
+def starved(scalars: Mapping[str, Any]) -> Callable[..., torch.Tensor]:
+    """The same without a workspace, in which cuBLAS could split the sum; read when CUDA starts."""
+    if os.environ.get(WORKSPACE) != ":0:0":
+        raise BackendError(f"it needs {WORKSPACE}=:0:0 in the environment of the process")
+    return in_torch(scalars)
+
+
+def in_one_tile(scalars: Mapping[str, Any]) -> Callable[..., torch.Tensor]:
+    """Products in one fixed tile, as batch-invariant modes compute them."""
+    from .kernel_triton_prior_art import OneTile
+
+    return lambda temb, weight, bias: OneTile.apply(functional.silu(temb), weight, bias)
+
+
+PEERS = (
+    Peer("F.linear(F.silu)", "torch", in_torch),
+    Peer("F.linear, cuBLAS without a workspace", "torch", starved),
+    Peer("one fixed tile", "triton", in_one_tile),
+)

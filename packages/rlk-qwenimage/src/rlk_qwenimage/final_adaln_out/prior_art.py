@@ -2,6 +2,7 @@
 """Other libraries' functions of the same formula, for the benchmark."""
 
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any
 
 import torch
@@ -24,4 +25,28 @@ def in_torch(scalars: Mapping[str, Any]) -> Callable[..., torch.Tensor]:
     return call
 
 
-PEERS = (Peer("AdaLayerNormContinuous", "torch", in_torch),)
+def in_diffusers(scalars: Mapping[str, Any]) -> Callable[..., torch.Tensor]:
+    """The class itself."""
+    from diffusers.models.normalization import AdaLayerNormContinuous
+
+    @cache
+    def made(columns: int, width: int) -> torch.nn.Module:
+        options = {"elementwise_affine": False, "eps": scalars["eps"]}
+        module: torch.nn.Module = AdaLayerNormContinuous(columns, width, **options)
+        return module
+
+    def call(
+        x: torch.Tensor, temb: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor
+    ) -> torch.Tensor:
+        module = made(x.shape[-1], temb.shape[-1])
+        given = {"linear.weight": weight, "linear.bias": bias}
+        result: torch.Tensor = torch.func.functional_call(module, given, (x, temb))
+        return result
+
+    return call
+
+
+PEERS = (
+    Peer("AdaLayerNormContinuous", "torch", in_torch),
+    Peer("diffusers", "diffusers", in_diffusers),
+)

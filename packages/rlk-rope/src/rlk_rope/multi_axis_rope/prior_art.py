@@ -28,6 +28,20 @@ def in_complex_numbers(told: Mapping[str, Any]) -> Callable[..., torch.Tensor]:
     return call
 
 
+def in_diffusers(told: Mapping[str, Any]) -> Callable[..., torch.Tensor]:
+    """diffusers' own function, whose table all samples share."""
+    from diffusers.models.transformers.transformer_qwenimage import apply_rotary_emb_qwen
+
+    def call(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        if not told["interleaved"] or 2 * cos.shape[-1] != x.shape[-1]:
+            raise ValueError("it turns adjacent pairs of whole heads alone")
+        table = torch.complex(*shared(cos, sin))
+        turned: torch.Tensor = apply_rotary_emb_qwen(x, table, use_real=False)
+        return turned
+
+    return call
+
+
 def in_flash_attention(told: Mapping[str, Any]) -> Callable[..., torch.Tensor]:
     """flash-attention's Triton rotary embedding, whose tables all samples share."""
     from flash_attn.layers.rotary import apply_rotary_emb
@@ -59,6 +73,7 @@ def shared(cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torch.Te
 
 PEERS = (
     Peer("torch complex", "torch", in_complex_numbers),
+    Peer("diffusers", "diffusers", in_diffusers),
     Peer("flash-attention", "flash-attn", in_flash_attention),
     Peer("flash-attention, reproduced", "triton", partial(in_its_schedule, contraction=True)),
     Peer("reproduced, no contraction", "triton", partial(in_its_schedule, contraction=False)),

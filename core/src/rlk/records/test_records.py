@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Records are read strictly, written alike, and bind to the sources that made them."""
+
+import json
+from importlib.resources import files
+
+import jsonschema
+import pytest
+
+from rlk import environment
+from rlk.cli.report_file import json_schema as report_schema
+from rlk.errors import RlkError
+from rlk.gates import cases, judge, summarise
+from rlk.operator import Workload
+from rlk.records import (
+    Bench,
+    BenchRow,
+    Origin,
+    Source,
+    decode,
+    json_schema,
+    load_folder,
+    origin,
+    state,
+    summary,
+    write,
+)
+from rlk.test_support import tiny_operator
+
+SCHEMA = json.loads((files("rlk") / "records" / "records.schema.json").read_bytes())
+PACKAGES = {
+    name: Source(version="1", commit="a" * 40, dirty=False, digest=letter * 64)
+    for name, letter in (("rlk-core", "c"), ("rlk-demo", "d"), ("rlk-other", "e"))
+}
+ORIGIN = Origin(
+    command="rlk bench", packages=PACKAGES, device="GPU", driver=None, compute_capability="9.0",
+    python="3", torch="2", triton=None, cuda=None,
+)  # fmt: skip
+ROW = BenchRow(
+    operator="demo", size="1x2", layout="packed", dtype="bfloat16", variant="cuda",
+    forward_us=1.23456,
+)  # fmt: skip
+BENCH = Bench(origin=ORIGIN, method="graphs", rows=[ROW])
+
+
+def test_schema_file_always_matches_the_structs():
+    assert json_schema() == SCHEMA
+    jsonschema.Draft202012Validator.check_schema(SCHEMA)
+    jsonschema.Draft202012Validator.check_schema(report_schema())
+
+
+def test_record_written_and_read_again_is_the_same_but_for_noise(tmp_path):
+    write(tmp_path / "a.json", BENCH)
+    text = (tmp_path / "a.json").read_bytes()
+    jsonschema.validate(json.loads(text), SCHEMA)
+    found = decode(text)
+    assert found.origin == ORIGIN
+    assert found.rows[0].forward_us == 1.235
+    write(tmp_path / "a.json", found)
+    assert (tmp_path / "a.json").read_bytes() == text
+
+
+@pytest.mark.parametrize(
+    ("change", "place"),
+    [
+        ({"schema": "rlk.bench/1"}, "$.schema"),
+        ({"origin": {}}, "$.origin"),
+        ({"rows": [{"operator": "demo"}]}, "$.rows[0]"),
+        ({"more": 1}, "unknown field"),
+    ],
+)
+def test_record_with_a_fault_is_refused_with_its_place(tmp_path, change, place):
+    write(tmp_path / "a.json", BENCH)
+    document = {**json.loads((tmp_path / "a.json").read_text()), **change}
+    with pytest.raises(RlkError, match="must be a record of rlk, got: ") as caught:
+        decode(json.dumps(document).encode(), "a.json")
+    assert place in str(caught.value)
+
+
+def test_record_is_current_until_core_or_its_package_changes():
+    here = {name: source.digest for name, source in PACKAGES.items()}
+    assert state(ORIGIN, "rlk-demo", here) == "current"
+    assert state(ORIGIN, "rlk-demo", {**here, "rlk-other": "f" * 64}) == "current"
+    assert state(ORIGIN, "rlk-demo", {**here, "rlk-demo": "f" * 64}) == "older"
+    assert state(ORIGIN, "rlk-demo", {**here, "rlk-core": "f" * 64}) == "older"
+    assert state(ORIGIN, "rlk-absent", here) == "older"
+
+
+def test_record_without_a_digest_is_never_current():
+    unknown = Source(version="1", commit=None, dirty=None)
+    bare = Origin(
+        **{
+            **{name: getattr(ORIGIN, name) for name in ORIGIN.__struct_fields__},
+            "packages": dict.fromkeys(PACKAGES, unknown),
+        }
+    )
+    assert state(bare, "rlk-demo", dict.fromkeys(PACKAGES)) == "older"
+    assert bare.dirty
+
+
+def test_origin_of_this_process_binds_to_its_sources():
+    made = origin()
+    assert made.packages["rlk-core"].digest == environment.digests()["rlk-core"]
+    assert made.command.startswith("rlk ")
+    assert "/" not in made.command.partition(" ")[0]
+
+
+def test_report_of_gates_is_counted_by_judgment_and_status(tmp_path):
+    operator = tiny_operator(
+        "counted",
+        oracle=lambda x, weight, *, factor: (x * weight, x.abs().amax(-1)),
+        workloads=(Workload("somewhere", {"T": 3, "N": 5}),),
+    )
+    found = [
+        record
+        for case in cases([operator])
+        if case.judgment in ("forward_accuracy", "forward_invariance")
+        for record in judge(case)
+    ]
+    report = summarise(found, tier="short", seed=1, environment=environment.facts())
+    counted = summary(report)
+    assert sum(row.records for row in counted.rows) == len(found)
+    # The oracle is of another formula: y is red, the saved peak is not.
+    statuses = {(row.judgment, row.status) for row in counted.rows}
+    assert ("forward_accuracy", "failed") in statuses
+    assert ("forward_invariance", "failed") not in statuses
+    assert not counted.passed
+    write(tmp_path / "gates.json", counted)
+    assert load_folder(tmp_path) == {"gates.json": counted}

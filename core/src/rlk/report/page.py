@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One report of all records of a folder, as Markdown and as HTML that need no other file."""
+
+import base64
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from markdown_it import MarkdownIt
+
+from rlk.records import Bench, BenchRow, Document, GateSummary, Survey, SurveyRow
+from rlk.report import plots, tables
+from rlk.report.markdown import table
+
+STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 64rem; margin: 2rem auto; padding: 0 1rem;
+  color: #1f2937; }
+table { border-collapse: collapse; display: block; overflow-x: auto; font-size: 0.85em; }
+th, td { border-bottom: 1px solid #e5e7eb; padding: 0.25rem 0.6rem; text-align: left; }
+svg { max-width: 100%; height: auto; }
+h2 { margin-top: 3rem; border-bottom: 2px solid #0f766e; }
+"""
+
+
+@dataclass
+class Page:
+    """Text with plots by the name that the text calls them."""
+
+    lines: list[str] = field(default_factory=list)
+    images: dict[str, str] = field(default_factory=dict)
+
+    def markdown(self) -> str:
+        """Markdown, plots as data."""
+        text = "\n".join(self.lines)
+        for name, svg in self.images.items():
+            data = base64.b64encode(svg.encode()).decode()
+            text = text.replace(f"]({name})", f"](data:image/svg+xml;base64,{data})")
+        return text
+
+    def html(self) -> str:
+        """HTML, plots as part of it."""
+        body = MarkdownIt("commonmark").enable("table").render("\n".join(self.lines))
+        for name, svg in self.images.items():
+            before, _, rest = body.partition(f'<img src="{name}"')
+            body = before + svg + rest.partition("/>")[2]
+        return (
+            "<!doctype html>\n<html lang=en>\n<head><meta charset=utf-8>"
+            "<meta name=viewport content='width=device-width'><title>rlk report</title>"
+            f"<style>{STYLE}</style></head>\n<body>\n{body}</body>\n</html>\n"
+        )
+
+
+def page(records: Mapping[str, Document]) -> Page:
+    """The report of records by path."""
+    made = Page(["# Report of rlk\n", _origins(records)])
+    summaries = [r for r in records.values() if isinstance(r, GateSummary)]
+    if summaries:
+        made.lines += ["## Gates\n", _gates(summaries)]
+    benches = [row for r in records.values() if isinstance(r, Bench) for row in r.rows]
+    surveys = [row for r in records.values() if isinstance(r, Survey) for row in r.rows]
+    names = {row.operator for row in benches} | {row.operator for row in surveys}
+    for name in sorted(names):
+        made.lines.append(f"## {name}\n")
+        made.lines += _speed(made, name, [row for row in benches if row.operator == name])
+        made.lines += _values(made, name, [row for row in surveys if row.operator == name])
+    return made
+
+
+def _origins(records: Mapping[str, Document]) -> str:
+    rows = []
+    for path, record in records.items():
+        origin = record.origin
+        tree = "changed since, or not known" if origin.dirty else "as committed"
+        rows.append((path, origin.command, origin.device, origin.torch, origin.commit, tree))
+    return table(("record", "command", "device", "torch", "commit", "tree"), rows)
+
+
+def _gates(summaries: Sequence[GateSummary]) -> str:
+    counts: dict[tuple[str, str, str, str], dict[str, int]] = {}
+    for summary in summaries:
+        for row in summary.rows:
+            key = (row.operator, row.backend, row.judgment, summary.origin.platform)
+            found = counts.setdefault(key, {})
+            found[row.status] = found.get(row.status, 0) + row.records
+    statuses = ("passed", "failed", "not_run")
+    rows = [(*key, *(found.get(s, 0) for s in statuses)) for key, found in counts.items()]
+    columns = ("operator", "backend", "judgment", "platform", "passed", "failed", "not run")
+    return table(columns, rows)
+
+
+def _speed(made: Page, operator: str, rows: list[BenchRow]) -> Iterator[str]:
+    if not rows:
+        yield "Speed: not run.\n"
+        return
+    for heading, cells in tables.speed(rows):
+        yield f"**{heading}**\n"
+        yield table(tables.SPEED, cells)
+    drawings = {
+        "peers": plots.against_peers(rows),
+        "roofline": plots.roofline(rows),
+        "rows": plots.time_per_rows(rows),
+    }
+    yield from show(made, operator, drawings)
+
+
+def _values(made: Page, operator: str, rows: list[SurveyRow]) -> Iterator[str]:
+    if not rows:
+        yield "Accuracy and invariance of variants: not run.\n"
+        return
+    for heading, cells in tables.values(rows):
+        yield f"**{heading}**\n"
+        yield table(tables.VALUES, cells)
+    drawings = {
+        "differing": plots.differing_rows(rows),
+        "ulp": plots.ulp_histograms(rows),
+    }
+    yield from show(made, operator, drawings)
+
+
+# What a plot shows, for whoever does not see it.
+ALT = {
+    "peers": "times of every variant in multiples of the floor",
+    "roofline": "bandwidth of every variant under that of the probe",
+    "rows": "time over the number of rows",
+    "differing": "rows whose bits differ alone",
+    "ulp": "elements by ulp from the correctly rounded value",
+}
+
+
+def show(made: Page, operator: str, drawings: Mapping[str, str | None]) -> Iterator[str]:
+    """Keep the plots that there are, and call them by name."""
+    for name, svg in drawings.items():
+        if svg is not None:
+            made.images[f"{operator}-{name}.svg"] = svg
+            yield f"![{ALT[name]}]({operator}-{name}.svg)\n"

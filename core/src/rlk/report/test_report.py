@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A report from records alone: every number of theirs, every plot, and no other file."""
+
+import re
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+from typer.testing import CliRunner
+
+from rlk.cli import app
+from rlk.records import (
+    Bench,
+    BenchRow,
+    GateRow,
+    GateSummary,
+    Origin,
+    Source,
+    Survey,
+    SurveyRow,
+    TensorAccuracy,
+    write,
+)
+from rlk.report import plots
+from rlk.report.page import page
+
+COMMIT, DIGEST = "a" * 40, "b" * 64
+ORIGIN = Origin(
+    command="rlk bench", device="Some GPU", driver="1", compute_capability="9.0", python="3.12",
+    torch="2.13", triton=None, cuda="13",
+    packages={"rlk-core": Source(version="1", commit=COMMIT, dirty=False, digest=DIGEST)},
+)  # fmt: skip
+
+
+def times(variant, rows, factor, **changes):
+    values = {
+        "operator": "demo", "size": f"{rows}x128", "layout": "contiguous", "dtype": "bfloat16",
+        "variant": variant, "rows": rows, "forward_us": 3.25 * factor, "forward_ratio": factor,
+        "both_us": 7.75 * factor, "both_ratio": factor,
+    }  # fmt: skip
+    return BenchRow(**{**values, **changes})
+
+
+def sizes(rows):
+    floor = {"forward_ratio": None, "both_ratio": None, "terabytes_per_second": {"forward": 4.125}}
+    return [
+        times("floor", rows, 1.0, **floor),
+        times("cuda", rows, 1.125, ours=True),
+        times("other", rows, 2.625, version="9.9"),
+        times("absent", rows, 1.0, verdict="not applicable", reason="not installed", both_us=None,
+              both_ratio=None, forward_us=None, forward_ratio=None),
+    ]  # fmt: skip
+
+
+def accuracy(histogram):
+    return TensorAccuracy(
+        dtype="bfloat16", elements=1000, beyond=17, correctly_rounded=0.875, worst_ulp=1.75,
+        max_abs_error=0.5, ulp_histogram=histogram,
+    )  # fmt: skip
+
+
+BENCH = Bench(origin=ORIGIN, method="graphs", rows=[row for n in (1, 64, 1000) for row in sizes(n)])
+SURVEY = Survey(
+    origin=ORIGIN,
+    seed=1,
+    rows=[
+        SurveyRow(
+            operator="demo", size="131x128", dtype="bfloat16", variant=name, rows=131,
+            rows_judged=64, rows_alone={"y": alone}, batches=7, batches_differing={"y": alone // 2},
+            order_free={"dweight": not alone}, accuracy={"y": accuracy({"0": 900, "1": 100})},
+        )
+        for name, alone in (("golden", 0), ("other", 23))
+    ],
+)  # fmt: skip
+GATES = GateSummary(
+    origin=ORIGIN,
+    tier="full",
+    seed=1,
+    passed=False,
+    rows=[
+        GateRow(operator="demo", bits_version=1, backend="cuda", judgment="layout", status=status,
+                records=count)
+        for status, count in (("passed", 41), ("failed", 3))
+    ],
+)  # fmt: skip
+
+
+def test_page_of_records_shows_their_numbers_and_plots():
+    made = page({"bench.json": BENCH, "survey.json": SURVEY, "gates.json": GATES})
+    text = "\n".join(made.lines)
+    for shown in ("Some GPU", COMMIT, "3.65625", "2.625", "not applicable: not installed"):
+        assert shown in text
+    assert "| demo | cuda | layout | sm_90 | 41 | 3 | 0 |" in text
+    assert "y 23 of 64" in text
+    assert "dweight by order" in text
+    names = {"peers", "roofline", "rows", "differing", "ulp"}
+    assert made.images.keys() == {f"demo-{name}.svg" for name in names}
+    for svg in made.images.values():
+        assert ElementTree.fromstring(svg).tag.endswith("svg")
+
+
+def test_page_of_speed_alone_says_what_was_not_run():
+    text = "\n".join(page({"bench.json": BENCH}).lines)
+    assert "Accuracy and invariance of variants: not run." in text
+    assert "Speed: not run." in "\n".join(page({"survey.json": SURVEY}).lines)
+
+
+def test_files_of_a_report_need_no_other_file():
+    made = page({"bench.json": BENCH, "survey.json": SURVEY})
+    html = made.html()
+    assert html.count("<svg") == len(made.images)
+    assert not re.search(r"(?:src|href)=['\"](?!#)", re.sub(r"xlink:href", "", html))
+    assert made.markdown().count("](data:image/svg+xml;base64,") == len(made.images)
+    assert ".svg)" not in made.markdown()
+
+
+def test_plots_of_equal_records_are_equal_bytes():
+    assert plots.against_peers(BENCH.rows) == plots.against_peers(BENCH.rows)
+    assert plots.against_peers(BENCH.rows) != plots.against_peers(BENCH.rows[:4])
+
+
+def test_plot_of_rows_needs_two_counts_of_one_size():
+    assert plots.time_per_rows(sizes(64)) is None
+    assert "Tx128" in plots.time_per_rows(BENCH.rows)
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, [str(a) for a in ("report", *arguments)])
+
+
+def test_command_writes_both_files_from_a_folder_of_records(tmp_path):
+    write(tmp_path / "survey.json", SURVEY)
+    (tmp_path / "other.json").write_text('{"schema": "another/1"}')
+    result = run(tmp_path)
+    assert result.exit_code == 0, result.output
+    assert "y 23 of 64" in (tmp_path / "report.html").read_text()
+    assert "y 23 of 64" in (tmp_path / "report.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (None, "must be a folder of records, got none"),
+        ("{}", "must hold records of rlk gate, survey or bench, got none"),
+        ('{"schema": "rlk.bench/2", "rows": 3}', "must be a record of rlk, got: "),
+        ('{"schema": "rlk.gate-report/1"}', "must be a report of rlk gate, got: "),
+    ],
+)
+def test_command_without_a_record_exits_two_with_one_sentence(tmp_path, text, sentence):
+    if text is not None:
+        (tmp_path / "records").mkdir()
+        (tmp_path / "records" / "a.json").write_text(text)
+    result = run(tmp_path / "records")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert sentence in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_command_unwritable_output_exits_two(tmp_path):
+    write(tmp_path / "survey.json", SURVEY)
+    result = run(tmp_path, "--output", tmp_path / "survey.json")
+    assert result.exit_code == 2
+    assert "report: --output must be writable, got" in result.stderr

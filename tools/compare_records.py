@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What changed between two records of one kind: python tools/compare_records.py A B
+
+Counts, verdicts and errors must be equal; times may differ by noise. Prints a line for each
+difference; exit status 1 if there is one, 2 if the records cannot be compared. Other machines and
+sources are named, and are no difference by themselves.
+"""
+
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from rlk.errors import RlkError
+from rlk.records import Bench, Document, decode
+
+# What tells one row from another, by kind.
+KEYS = {
+    "rlk.bench/2": ("operator", "size", "layout", "dtype", "variant"),
+    "rlk.survey/1": ("operator", "size", "dtype", "variant"),
+    "rlk.gate-summary/2": ("operator", "backend", "judgment", "status"),
+}
+# A median moves less than 5 % between runs of one source; three spreads where those are wider.
+NOISE, SPREADS = 0.05, 3.0
+TIMES = ("forward_us", "backward_us", "both_us")
+# What follows from times, or is the host's.
+DERIVED = {
+    "forward_ratio", "both_ratio", "peer_ratio", "terabytes_per_second", "host_us", "host_train_us",
+    "eager_us", "eager_train_us", "hard_data", "forward_spread_us", "backward_spread_us",
+}  # fmt: skip
+
+
+def differences(a: Document, b: Document) -> Iterator[str]:
+    """A line for each row or value that differs in more than noise.
+
+    Raises:
+        RlkError: the records are of different kinds.
+    """
+    kinds = [record.__struct_config__.tag for record in (a, b)]
+    if kinds[0] != kinds[1]:
+        raise RlkError(f"records must be of one kind, got {kinds[0]} and {kinds[1]}")
+    ours, theirs = (_rows(record, KEYS[str(kinds[0])]) for record in (a, b))
+    for key in [*ours, *(key for key in theirs if key not in ours)]:
+        name = " ".join(key)
+        if key not in theirs:
+            yield f"{name}: only in the first"
+        elif key not in ours:
+            yield f"{name}: only in the second"
+        else:
+            yield from _values(name, ours[key], theirs[key], isinstance(a, Bench))
+
+
+def _rows(record: Document, keys: Iterable[str]) -> dict[tuple[str, ...], Any]:
+    return {tuple(str(getattr(row, key)) for key in keys): row for row in record.rows}
+
+
+def _values(name: str, a: Any, b: Any, timed: bool) -> Iterator[str]:
+    for field in a.__struct_fields__:
+        x, y = getattr(a, field), getattr(b, field)
+        if x == y or (timed and field in DERIVED):
+            continue
+        if timed and field in TIMES and x is not None and y is not None:
+            spreads = [getattr(row, f"{field[:-3]}_spread_us", None) or 0.0 for row in (a, b)]
+            if abs(y - x) > max(NOISE * x, SPREADS * max(spreads)):
+                yield f"{name}: {field} {x:g} -> {y:g} ({100 * (y / x - 1):+.1f} %)"
+            continue
+        yield f"{name}: {field} {x} -> {y}"
+
+
+def main(arguments: list[str]) -> int:
+    """The exit status."""
+    if len(arguments) != 2:
+        print("usage: compare_records.py A B", file=sys.stderr)
+        return 2
+    try:
+        a, b = (decode(Path(path).read_bytes(), path) for path in arguments)
+        found = list(differences(a, b))
+    except (RlkError, OSError) as error:
+        print(f"compare_records.py: {error}", file=sys.stderr)
+        return 2
+    for part in ("device", "driver", "torch", "triton", "commit"):
+        x, y = (getattr(record.origin, part) for record in (a, b))
+        if x != y:
+            print(f"origin: {part} {x} -> {y}")
+    print(*found, sep="\n" if found else "")
+    print(f"{len(found)} differences")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

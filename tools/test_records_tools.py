@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which records may be kept, and what counts as a difference between two."""
+
+import compare_records
+import publish_records
+import pytest
+from msgspec.structs import replace
+
+from rlk.records import (
+    Bench,
+    BenchRow,
+    GateRow,
+    GateSummary,
+    Origin,
+    Source,
+    Survey,
+    SurveyRow,
+    load_folder,
+    write,
+)
+
+SOURCE = Source(version="1", commit="a" * 40, dirty=False, digest="b" * 64)
+ORIGIN = Origin(
+    command="rlk", packages={"rlk-core": SOURCE}, device="GPU", driver=None,
+    compute_capability="9.0", python="3", torch="2", triton=None, cuda=None,
+)  # fmt: skip
+ROW = BenchRow(
+    operator="demo", size="1x2", layout="packed", dtype="bfloat16", variant="cuda",
+    forward_us=100.0, forward_spread_us=1.0, both_us=200.0, host_us=20.0,
+)  # fmt: skip
+BENCH = Bench(origin=ORIGIN, method="graphs", rows=[ROW])
+SURVEY = Survey(
+    origin=ORIGIN,
+    seed=1,
+    rows=[
+        SurveyRow(
+            operator="demo", size="1x2", dtype="bfloat16", variant="cuda", rows_alone={"y": 0}
+        )
+    ],
+)
+
+
+def gates(judgment, status="passed", origin=ORIGIN, tier="full"):
+    row = GateRow(
+        operator="demo", bits_version=1, backend="cuda", judgment=judgment, status=status, records=4
+    )
+    passed = status == "passed"
+    return GateSummary(origin=origin, tier=tier, seed=1, passed=passed, rows=[row])
+
+
+@pytest.fixture
+def publish(tmp_path):
+    """Writes records to a folder and publishes it."""
+
+    def run(**records):
+        (tmp_path / "out").mkdir()
+        for name, record in records.items():
+            write(tmp_path / "out" / f"{name}.json", record)
+        return publish_records.main([str(tmp_path / "out"), str(tmp_path / "kept")])
+
+    return run
+
+
+def test_publish_puts_gates_together_and_keeps_the_others(publish, tmp_path):
+    status = publish(a=gates("layout"), b=gates("repeatable", "failed"), survey=SURVEY, bench=BENCH)
+    assert status == 0
+    kept = load_folder(tmp_path / "kept")
+    assert kept.keys() == {"gates.json", "survey.json", "bench.json"}
+    assert [row.judgment for row in kept["gates.json"].rows] == ["layout", "repeatable"]
+    assert not kept["gates.json"].passed
+    assert kept["bench.json"] == BENCH
+
+
+@pytest.mark.parametrize(
+    ("record", "words"),
+    [
+        (replace(SOURCE, dirty=True), "must be of sources that are committed, got rlk-core"),
+        (replace(SOURCE, dirty=None), "must be of sources that are committed"),
+        (replace(SOURCE, digest=None), "must be of sources that are committed"),
+        (replace(SOURCE, digest="c" * 64), "must be of the sources of the others"),
+    ],
+)
+def test_publish_refuses_sources_that_are_not_committed_or_differ(publish, capsys, record, words):
+    other = replace(ORIGIN, packages={"rlk-core": record})
+    assert publish(a=gates("layout"), b=gates("repeatable", origin=other)) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_publish_refuses_what_is_missing_interrupted_or_mixed(publish, capsys, tmp_path):
+    assert publish(bench=replace(BENCH, interrupted=True)) == 2
+    assert "must be of a whole run" in capsys.readouterr().err
+    (tmp_path / "empty").mkdir()
+    assert publish_records.main([str(tmp_path / "empty"), str(tmp_path / "kept")]) == 2
+    assert publish_records.main([str(tmp_path / "absent"), str(tmp_path / "kept")]) == 2
+    assert publish_records.main(["one"]) == 2
+    assert not (tmp_path / "kept").exists()
+    with pytest.raises(Exception, match="of one tier and seed"):
+        publish_records.together([gates("layout"), gates("layout", tier="short")])
+
+
+def changed(**values):
+    return replace(BENCH, rows=[replace(ROW, **values)])
+
+
+@pytest.mark.parametrize(
+    ("other", "found"),
+    [
+        (changed(forward_us=103.0, both_us=206.0, host_us=90.0), []),
+        (changed(forward_us=130.0), ["forward_us 100 -> 130 (+30.0 %)"]),
+        # Three spreads of the wider run.
+        (changed(forward_us=130.0, forward_spread_us=11.0), []),
+        (changed(both_us=150.0), ["both_us 200 -> 150 (-25.0 %)"]),
+        (changed(forward_us=None), ["forward_us 100.0 -> None"]),
+        (
+            changed(verdict="failed", reason="red"),
+            ["verdict measured -> failed", "reason None -> red"],
+        ),
+        (changed(variant="triton"), ["only in the first", "only in the second"]),
+    ],
+)
+def test_compare_times_tells_more_than_noise(other, found):
+    told = list(compare_records.differences(BENCH, other))
+    assert len(told) == len(found)
+    assert all(words in line for words, line in zip(found, told, strict=True))
+
+
+def test_compare_values_and_gates_must_be_equal():
+    differing = replace(SURVEY, rows=[replace(SURVEY.rows[0], rows_alone={"y": 1})])
+    (line,) = compare_records.differences(SURVEY, differing)
+    assert "rows_alone {'y': 0} -> {'y': 1}" in line
+    failed = list(compare_records.differences(gates("layout"), gates("layout", "failed")))
+    assert len(failed) == 2
+
+
+def test_compare_command_exit_status_says_what_it_found(tmp_path, capsys):
+    paths = [str(tmp_path / f"{name}.json") for name in "abc"]
+    for path, record in zip(paths, (BENCH, changed(both_us=150.0), SURVEY), strict=True):
+        write(type(tmp_path)(path), record)
+    assert compare_records.main([paths[0], paths[0]]) == 0
+    assert compare_records.main([paths[0], paths[1]]) == 1
+    assert "1 differences" in capsys.readouterr().out
+    assert compare_records.main([paths[0], paths[2]]) == 2
+    assert "must be of one kind" in capsys.readouterr().err
+    assert compare_records.main([paths[0], str(tmp_path / "absent.json")]) == 2
+    assert compare_records.main([paths[0]]) == 2
