@@ -261,5 +261,5 @@ def test_help_of_the_program_names_every_command(invoke):
     listed = invoke("--help").stdout.split("Commands:")[1]
     assert [line.split()[0] for line in listed.splitlines() if line.strip()] == [
         "list", "show", "env", "doctor", "build", "cache", "bits", "check", "gate", "survey",
-        "bench",
+        "bench", "report",
     ]  # fmt: skip
