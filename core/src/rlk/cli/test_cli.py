@@ -260,5 +260,6 @@ def test_program_output_to_a_pipe_has_no_control_characters(environment, program
 def test_help_of_the_program_names_every_command(invoke):
     listed = invoke("--help").stdout.split("Commands:")[1]
     assert [line.split()[0] for line in listed.splitlines() if line.strip()] == [
-        "list", "show", "env", "doctor", "build", "cache", "bits", "check", "gate",
+        "list", "show", "env", "doctor", "build", "cache", "bits", "check", "gate", "survey",
+        "bench", "report",
     ]  # fmt: skip
