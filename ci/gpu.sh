@@ -2,19 +2,19 @@
 # SPDX-License-Identifier: Apache-2.0
 # Everything that needs a GPU, in one run of at most ten minutes.
 #
-#     bash ci/gpu.sh OUT_DIR [--only tests|gates|sanitizer|survey|bench|exact_grad|ptx|integration]...
+#     bash ci/gpu.sh OUT_DIR [--only tests|gates|sanitizer|survey|bench|exact_grad|ptx|integration|install]...
 #
 # RLK_GPU_WORKERS is the number of pytest's workers, RLK_GPU_OPERATORS names the operators that are
 # judged, surveyed and measured, all if unset; RLK_GPU_ROWS further row counts of the benchmark.
 #
-# Needs no installation of rlk. `integration` needs transformers and
-# diffusers, and runs only when asked for.
+# Needs no installation of rlk. `integration` needs transformers and diffusers, `install` a folder
+# of wheels with kernels for this GPU (RLK_WHEELS, dist if unset); both run only when asked for.
 # Each part leaves OUT_DIR/<part>.log and JSON beside it. Exit status 0 all passed, 1 something is
 # red, 2 this machine cannot run it.
 set -uo pipefail
 
 usage() {
-    echo "usage: gpu.sh OUT_DIR [--only tests|gates|sanitizer|survey|bench|exact_grad|ptx|integration]..." >&2
+    echo "usage: gpu.sh OUT_DIR [--only tests|gates|sanitizer|survey|bench|exact_grad|ptx|integration|install]..." >&2
     exit 2
 }
 
@@ -24,7 +24,7 @@ OUT=$(cd "$1" && pwd)
 shift
 PARTS=()
 while [ $# -gt 0 ]; do
-    [ "$1" = --only ] && [[ "${2:-}" =~ ^(tests|gates|sanitizer|survey|bench|exact_grad|ptx|integration)$ ]] || usage
+    [ "$1" = --only ] && [[ "${2:-}" =~ ^(tests|gates|sanitizer|survey|bench|exact_grad|ptx|integration|install)$ ]] || usage
     PARTS+=("$2")
     shift 2
 done
@@ -84,6 +84,7 @@ integration() {
     "$PYTHON" -m pytest -m gpu -n 2 -p no:cacheprovider --durations 5 \
         --junitxml "$OUT/integration.xml" "${files[@]}"
 }
+install() { "$PYTHON" ci/install_gpu.py "${RLK_WHEELS:-dist}" "$OUT/install"; }
 gates() { "$PYTHON" -m rlk.cli gate "$2" --tier full --backend "$1" --json "$OUT/gates-$1-$2.json"; }
 operators() {
     [ -z "${RLK_GPU_OPERATORS:-}" ] || { printf '%s\n' $RLK_GPU_OPERATORS; return; }
@@ -96,12 +97,14 @@ bench() { "$PYTHON" -m rlk.cli bench $(operators) $(further_rows) --json "$OUT/b
 exact_grad() { "$PYTHON" -m rlk.exact_grad.overhead --json "$OUT/exact_grad.json"; }
 
 rm -f "$OUT"/*.status "$OUT"/gates-*.json "$OUT"/{tests,integration}.xml "$OUT"/{bench,survey,exact_grad}.json
-NAMES=(build)
-if part build build; then
+NAMES=()
+# Installed wheels bring or compile what they run.
+[ "${PARTS[*]}" = install ] || NAMES+=(build)
+if [ ${#NAMES[@]} -eq 0 ] || part build build; then
     # Bits do not depend on the company a process keeps, times do: what measures runs last and alone.
     for name in "${PARTS[@]}"; do
         case $name in
-            tests | ptx | survey | integration) part "$name" "$name" & NAMES+=("$name") ;;
+            tests | ptx | survey | integration | install) part "$name" "$name" & NAMES+=("$name") ;;
             gates)
                 # Without operators nothing would be judged: "gates" then stays a part that did not
                 # finish.

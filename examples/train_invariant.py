@@ -1,20 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """Train one model with its batch cut in four ways, and compare the gradients bit by bit.
 
-    python examples/train_invariant.py [--steps 3] [--tokens 12] [--json FILE]
+    python examples/train_invariant.py [--model qwen3next] [--steps 3] [--tokens 12] [--json FILE]
+    python examples/train_invariant.py --model qwenimage
 
-Needs transformers; runs on CPUs, in eight processes. A step is eight sequences, on 1 rank with 8
-micro-batches, 2 x 4, 4 x 2 and 8 x 1. Norms accumulate exactly or as PyTorch does; only they are
+Needs transformers for a small Qwen3-Next, diffusers for one with a block of Qwen-Image; runs on
+CPUs, in eight processes. A step is eight samples, on 1 rank with 8 micro-batches, 2 x 4, 4 x 2 and
+8 x 1. Norms, and biases of modulations, accumulate exactly or as PyTorch does; only they are
 trained, or everything is. What reaches a norm must itself have equal bits in every layout: a
-micro-batch is one sequence throughout, every process has one thread, and deterministic algorithms
+micro-batch is one sample throughout, every process has one thread, and deterministic algorithms
 are on. The factor in the loss is 1 / T with T the tokens of all ranks, and ranks add: nothing is
 averaged.
 
 Exit status 1 if an exact gradient differs between layouts where it must not: at the first step,
-and, where only norms are trained, at any.
+and, where only they are trained, at any.
 """
 
 import argparse
+import contextlib
+import inspect
 import json
 import multiprocessing
 import os
@@ -25,60 +29,116 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import transformers
 from torch import nn
-from transformers import Qwen3NextConfig, Qwen3NextForCausalLM
 
 from rlk.compare import raw_bits
 from rlk.exact_grad import ExactGradAccumulator
-from rlk_qwen3next import patch
 
-SEQUENCES = 8
-# Ranks, each with as many micro-batches as it has sequences.
+SAMPLES = 8
+# Ranks, each with as many micro-batches as it has samples.
 RANKS = (1, 2, 4, 8)
 README = Path(__file__).resolve().parents[1] / "README.md"
 
-# The norm gradients of a step, after the sum over ranks.
+# The gradients of a step that can be exact, after the sum over ranks.
 Step = dict[str, torch.Tensor]
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     """The options."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", choices=TASKS, default="qwen3next")
     parser.add_argument("--steps", type=int, default=3)
-    parser.add_argument("--tokens", type=int, default=12, help="of each sequence")
+    parser.add_argument("--tokens", type=int, default=12, help="of each sample")
     parser.add_argument("--json", type=Path, help="write all counts there")
     return parser.parse_args(arguments)
 
 
-def build_model() -> nn.Module:
-    """Four layers, one of them attention, with experts; the same weights in every process."""
-    torch.manual_seed(2026)
-    config = Qwen3NextConfig(
-        vocab_size=256, hidden_size=64, intermediate_size=64, num_hidden_layers=4,
-        num_attention_heads=2, num_key_value_heads=1, head_dim=32, linear_num_key_heads=2,
-        linear_num_value_heads=4, linear_key_head_dim=16, linear_value_head_dim=16,
-        num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16,
-        shared_expert_intermediate_size=16,
-    )  # fmt: skip
-    model = Qwen3NextForCausalLM(config)
-    patch(model)
-    return model
+class Qwen3Next:
+    """Next tokens of a text."""
+
+    @staticmethod
+    def build() -> nn.Module:
+        """Four layers, one of them attention, with experts; the same weights in every process."""
+        import transformers
+
+        from rlk_qwen3next import patch
+
+        transformers.logging.set_verbosity_error()  # it tells each process what it falls back to
+        torch.manual_seed(2026)
+        config = transformers.Qwen3NextConfig(
+            vocab_size=256, hidden_size=64, intermediate_size=64, num_hidden_layers=4,
+            num_attention_heads=2, num_key_value_heads=1, head_dim=32, linear_num_key_heads=2,
+            linear_num_value_heads=4, linear_key_head_dim=16, linear_value_head_dim=16,
+            num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16,
+            shared_expert_intermediate_size=16,
+        )  # fmt: skip
+        model = transformers.Qwen3NextForCausalLM(config)
+        patch(model)
+        return model
+
+    @staticmethod
+    def samples(tokens: int, step: int) -> list[torch.Tensor]:
+        """Bytes of the README as token ids [1, tokens + 1], others in every step."""
+        content = README.read_bytes()
+        start = step * SAMPLES * tokens
+        ids = [content[i % len(content)] for i in range(start, start + SAMPLES * (tokens + 1))]
+        return list(torch.tensor(ids).view(SAMPLES, tokens + 1).split(1))
+
+    @staticmethod
+    def loss(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
+        """Of the next tokens, summed."""
+        logits = model(input_ids=ids[:, :-1], use_cache=False).logits
+        return nn.functional.cross_entropy(
+            logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="sum"
+        )
 
 
-def sequences(tokens: int, step: int) -> torch.Tensor:
-    """Bytes of the README as token ids [8, tokens + 1], others in every step."""
-    content = README.read_bytes()
-    start = step * SEQUENCES * tokens
-    ids = [content[i % len(content)] for i in range(start, start + SEQUENCES * (tokens + 1))]
-    return torch.tensor(ids).view(SEQUENCES, tokens + 1)
+class QwenImage:
+    """The velocity from noise to an image, both random."""
+
+    @staticmethod
+    def build() -> nn.Module:
+        """One block, what embeds its inputs, and the output norm."""
+        import diffusers
+
+        from rlk_qwenimage import patch
+
+        torch.manual_seed(2026)
+        model = diffusers.QwenImageTransformer2DModel(
+            num_layers=1, attention_head_dim=16, num_attention_heads=3, in_channels=8,
+            out_channels=2, joint_attention_dim=24, axes_dims_rope=(4, 6, 6),
+        )  # fmt: skip
+        patch(model)
+        return model
+
+    @staticmethod
+    def samples(tokens: int, step: int) -> list[torch.Tensor]:
+        """Noise, image and text, [3, tokens, 24] each, others in every step."""
+        generator = torch.Generator().manual_seed(step)
+        return [torch.randn(3, tokens, 24, generator=generator) for _ in range(SAMPLES)]
+
+    @staticmethod
+    def loss(model: nn.Module, sample: torch.Tensor) -> torch.Tensor:
+        """The squared error of the velocity half way, summed."""
+        noise, image = sample[:2, :, :8].split(1)
+        tokens = image.shape[1]
+        arguments = {"txt_seq_lens": [tokens]} if "txt_seq_lens" in _arguments(model) else {}
+        velocity = model(
+            hidden_states=0.5 * noise + 0.5 * image,
+            encoder_hidden_states=sample[2:],
+            encoder_hidden_states_mask=torch.ones(1, tokens, dtype=torch.int64),
+            timestep=torch.tensor([0.5]),
+            img_shapes=[[(1, 1, tokens)]],
+            **arguments,
+        ).sample
+        return (velocity - (noise - image)).square().sum()
 
 
-def backward(model: nn.Module, ids: torch.Tensor, factor: float) -> None:
-    """One micro-batch: the loss of its next tokens, summed and scaled."""
-    logits = model(input_ids=ids[:, :-1], use_cache=False).logits
-    loss = nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="sum")
-    (loss * factor).backward()
+def _arguments(model: nn.Module) -> list[str]:
+    return list(inspect.signature(model.forward).parameters)
+
+
+TASKS: dict[str, Any] = {"qwen3next": Qwen3Next, "qwenimage": QwenImage}
 
 
 def add_ranks(parameters: list[nn.Parameter], group: Any) -> None:
@@ -90,28 +150,28 @@ def add_ranks(parameters: list[nn.Parameter], group: Any) -> None:
 def train(options: argparse.Namespace, group: Any, exact: bool, everything: bool) -> list[Step]:
     """The steps of one rank."""
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
-    model = build_model()
+    task = TASKS[options.model]
+    model = task.build()
+    covered = ExactGradAccumulator(model).report().exact
     for name, parameter in model.named_parameters():
-        parameter.requires_grad_(everything or "norm" in name)
+        parameter.requires_grad_(everything or name in covered)
     trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
     optimiser = torch.optim.SGD(trained.values(), lr=0.5)
     accumulator = ExactGradAccumulator(model, group)
     ordinary = accumulator.report().ordinary if exact else tuple(trained)
+    factor = 1 / (SAMPLES * options.tokens)
     steps = []
     for step in range(options.steps):
-        mine = sequences(options.tokens, step).chunk(ranks)[rank]
+        mine = task.samples(options.tokens, step)
+        mine = mine[rank * len(mine) // ranks : (rank + 1) * len(mine) // ranks]
         for parameter in trained.values():
             # An expert that no token chose has no gradient, but is added like the others.
             parameter.grad = torch.zeros_like(parameter)
-        if exact:
-            with accumulator:
-                for one in mine.split(1):
-                    backward(model, one, 1 / (SEQUENCES * options.tokens))
-        else:
-            for one in mine.split(1):
-                backward(model, one, 1 / (SEQUENCES * options.tokens))
+        with accumulator if exact else contextlib.nullcontext():
+            for sample in mine:
+                (task.loss(model, sample) * factor).backward()
         add_ranks([p for n, p in trained.items() if n in ordinary], group)
-        steps.append({n: p.grad.clone() for n, p in trained.items() if "norm" in n})
+        steps.append({n: trained[n].grad.clone() for n in covered})
         optimiser.step()
     return steps
 
@@ -151,7 +211,7 @@ def run(options: argparse.Namespace, folder: str) -> None:
 
 
 def differing(steps: list[Step], reference: list[Step]) -> list[int]:
-    """For each step, how many elements of norm gradients have other bits."""
+    """For each step, how many elements have other bits."""
     return [
         sum(int((raw_bits(step[n]) != raw_bits(expected[n])).sum()) for n in expected)
         for step, expected in zip(steps, reference, strict=True)
@@ -159,15 +219,15 @@ def differing(steps: list[Step], reference: list[Step]) -> list[int]:
 
 
 def compare(folder: str) -> dict[str, dict[str, list[int]]]:
-    """By what is trained and how norms accumulate: differences from 1 rank, by layout."""
+    """By what is trained and how gradients accumulate: differences from 1 rank, by layout."""
     found: dict[str, dict[str, list[int]]] = {}
     for everything in (False, True):
         for exact in (True, False):
             runs = {r: torch.load(Path(folder) / f"{r}-{exact}-{everything}") for r in RANKS}
-            title = f"{'all' if everything else 'norms'} trained, "
+            title = f"{'all' if everything else 'covered'} trained, "
             title += "exact" if exact else "PyTorch"
             found[title] = {
-                f"{ranks} x {SEQUENCES // ranks}": differing(runs[ranks], runs[1])
+                f"{ranks} x {SAMPLES // ranks}": differing(runs[ranks], runs[1])
                 for ranks in RANKS[1:]
             }
     found["elements"] = {"all": [sum(g.numel() for g in step.values()) for step in runs[1]]}
@@ -177,25 +237,25 @@ def compare(folder: str) -> dict[str, dict[str, list[int]]]:
 def show(found: dict[str, dict[str, list[int]]]) -> None:
     """A table: one line for each run, one column for each step."""
     (total, *_) = found["elements"]["all"]
-    print(f"Elements of norm gradients, of {total}, that differ from 1 rank x 8 micro-batches")
+    print(f"Elements of covered gradients, of {total}, that differ from 1 rank x 8 micro-batches")
     steps = len(found["elements"]["all"])
-    print(f"{'':24}{'ranks':8}" + "".join(f"{f'step {s + 1}':>9}" for s in range(steps)))
+    print(f"{'':26}{'ranks':8}" + "".join(f"{f'step {s + 1}':>9}" for s in range(steps)))
     for title, layouts in found.items():
         for layout, counts in layouts.items() if title != "elements" else ():
-            print(f"{title:24}{layout:8}" + "".join(f"{count:>9}" for count in counts))
+            print(f"{title:26}{layout:8}" + "".join(f"{count:>9}" for count in counts))
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Train, compare, print."""
     options = parse(arguments)
-    transformers.logging.set_verbosity_error()  # it tells each process what it falls back to
+    TASKS[options.model].build()  # what it imports, the processes share
     with tempfile.TemporaryDirectory() as folder:
         run(options, folder)
         found = compare(folder)
     show(found)
     if options.json:
         options.json.write_text(json.dumps(found, indent=1) + "\n")
-    never = [c for counts in found["norms trained, exact"].values() for c in counts]
+    never = [c for counts in found["covered trained, exact"].values() for c in counts]
     at_first = [counts[0] for counts in found["all trained, exact"].values()]
     same = not any(never) and not any(at_first)
     print("exact gradients: " + ("every bit the same" if same else "differences"))

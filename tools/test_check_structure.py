@@ -78,6 +78,10 @@ LONG_FUNCTION = "def long():\n" + "    x = 1\n" * 60
         ("vague-name", f"{CORE}/utils.py", HEADER),
         ("vague-name", f"{CORE}/common/a.py", HEADER),
         ("test-name", f"{CORE}/test_a.py", HEADER + "def test_it():\n    pass\n"),
+        ("shipped-code", A, HEADER + "from urllib.request import urlopen\n"),
+        ("shipped-code", B, HEADER + "import pickle\n"),
+        ("shipped-code", A, HEADER + "eval(text)\n"),
+        ("shipped-code", A, HEADER + "torch.load(path)\n"),
         ("result-file", "bench.csv", "a,b\n"),
         ("result-file", "docs/records/raw.npz", "x"),
         ("result-file", "out.json", '{"schema": "rlk/report-1", "records": []}'),
@@ -135,6 +139,8 @@ def test_structure_planted_violation_is_reported_by_its_rule_alone(plant, rule, 
     ("path", "text"),
     [
         (A, HEADER + "\n" * 399),
+        (A, HEADER + "torch.load(path, weights_only=True)\nmodel.eval()\n"),
+        (f"{CORE}/test_a.py", HEADER + "import pickle\n"),
         (f"{CORE}/contract/contract.json", '{"atol": 0.1}'),
         ("docs/records/h200/gate.json", '{"records": [{"atol": 0.1}]}'),
         (A, HEADER + "def judge(a, b, atol, rtol):\n    return close(a, b, atol=atol)\n"),
@@ -172,6 +178,16 @@ def test_public_docstring_exported_module_is_followed(plant):
     module = HEADER + '"""Sums."""\n__all__ = ["total"]\n\n\ndef total():\n    pass\n'
     found = plant({f"{CORE}/__init__.py": init, f"{CORE}/sums/__init__.py": module})
     assert found == [("public-docstring", f"{CORE}/sums/__init__.py")]
+
+
+def test_public_docstring_signature_of_an_overload_needs_none(plant):
+    head = HEADER + '"""Sums."""\nfrom typing import overload\n\n__all__ = ["total"]\n\n\n'
+    alone = "@overload\ndef total(x: int) -> int: ...\n\n\n"
+    described = 'def total(x):\n    """x.\n\n    Args:\n        x: it.\n    Returns:\n        x.\n'
+    whole = head + alone + described + '    Raises:\n        None: never.\n    """\n'
+    assert plant({f"{CORE}/__init__.py": whole}) == []
+    bare = whole.replace("@overload\n", "")
+    assert plant({f"{CORE}/__init__.py": bare}) == [("public-docstring", f"{CORE}/__init__.py")]
 
 
 def test_rules_every_one_has_a_planted_violation():

@@ -100,8 +100,9 @@ def run_operator(operator: Operator) -> None:
         results = module.forward(*inputs, **scalars)
         outputs, saved = results[: len(operator.outputs)], results[len(operator.outputs) :]
         # All gradients at once: kernels of fewer hold a part of the same instructions.
-        needs = frozenset(t.name for t in operator.differentiable)
-        module.backward(*outputs, *inputs, *saved, needs=needs, **scalars)
+        needs = frozenset(t.name for t in operator.returned_gradients)
+        kept = operator.kept(inputs, outputs)
+        module.backward(*outputs, *kept, *saved, needs=needs, **scalars)
 
 
 def run_exact_sum() -> None:

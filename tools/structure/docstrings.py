@@ -79,9 +79,16 @@ def _check(tree: Tree, path: str, name: str) -> Iterator[Violation]:
     nodes: list[ast.AST] = [module] if not name else list(ast.walk(module))
     for node in nodes:
         if isinstance(node, Definition) and getattr(node, "name", "") == name:
+            if _is_overload(node):
+                continue
             line = getattr(node, "lineno", 1)
             for message in _missing(node):
                 yield Violation(path, line, "public-docstring", f"{name or path}: {message}")
+
+
+def _is_overload(node: Definition) -> bool:
+    """Whether it is a signature alone, of a function that is defined below."""
+    return any(ast.unparse(d) == "overload" for d in getattr(node, "decorator_list", []))
 
 
 def _missing(node: Definition) -> Iterator[str]:

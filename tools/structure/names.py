@@ -9,7 +9,9 @@ from structure.tree import Source, Tree, Violation
 
 MODEL_WORDS = re.compile("qwen", re.IGNORECASE)
 ENTRY_POINT_GROUPS = {"rlk.operators"}
-NAMING = re.compile(r"packages/[^/]+/src/[^/]+/(?:__init__\.py$|patching/)")
+NAMING = re.compile(
+    r"packages/[^/]+/src/[^/]+/(?:__init__\.py$|patching/|integrations/|[^/]+/rollout\.py$)"
+)
 DOTTED_MODULE = re.compile(r"rlk(?:_\w+)?(?:\.\w+)+(?::\w+)?|\w+(?:\.\w+)+:\w+")
 FILE_NAME = re.compile(r".*\.(?:cuh?|h|json|md|py|sh|so|toml)")
 IMPORTERS = {"import_module", "__import__", "find_spec", "resolve_name", "patch", "setattr"}
@@ -79,8 +81,8 @@ def model_name(tree: Tree) -> Iterator[Violation]:
 def operator_name(tree: Tree) -> Iterator[Violation]:
     """An operator's name stands in its folder, the package's export, the manifest and tests.
 
-    Patching says which operator it puts where. Operators of one package may import each other's
-    files relatively.
+    Patching and integrations say which operator they put where, and engines may call theirs the
+    same. Operators of one package may import each other's files relatively.
     """
     if not tree.operator_folders:
         return

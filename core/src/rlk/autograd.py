@@ -95,7 +95,7 @@ def make_function(execution: "Execution") -> type[torch.autograd.Function]:
     operator = execution.operator
     inputs, outputs = len(operator.inputs), len(operator.outputs)
     # Of the arguments, behind the key set.
-    differentiable = [1 + i for i, t in enumerate(operator.inputs) if t.gradient]
+    differentiable = [[1 + i for i in places] for places in operator.shared_gradients]
     no_gradients = (None,) * (len(operator.scalars) + 1)
 
     class OperatorFunction(torch.autograd.Function):
@@ -103,7 +103,8 @@ def make_function(execution: "Execution") -> type[torch.autograd.Function]:
         def forward(ctx: Any, keyset: Any, *arguments: Any) -> Any:
             results = execution.forward_pass(keyset, arguments)
             ctx.rest = arguments[inputs:]
-            ctx.save_for_backward(*arguments[:inputs], *results[outputs:])
+            kept = operator.kept(arguments[:inputs], results[:outputs])
+            ctx.save_for_backward(*kept, *results[outputs:])
             ctx.mark_non_differentiable(*results[outputs:])
             # Zeros for the saved state, on which nothing can depend, would take launches.
             ctx.set_materialize_grads(False)
@@ -119,7 +120,7 @@ def make_function(execution: "Execution") -> type[torch.autograd.Function]:
                     break
             tensors = (*gradients, *saved)
             wanted, scalars, backend = ctx.needs_input_grad, ctx.rest[:-1], ctx.rest[-1]
-            needs = tuple([wanted[i] for i in differentiable])
+            needs = tuple([any(wanted[i] for i in places) for places in differentiable])
             if not torch.is_grad_enabled():
                 finished = execution.input_gradients(tensors, scalars, needs, backend)
                 return None, *finished, *no_gradients

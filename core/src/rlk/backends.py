@@ -14,11 +14,15 @@ def golden(load: Callable[[], ModuleType]) -> Backend:
     return Backend("golden", load, platforms=("cpu",), on_request=("nvidia",))
 
 
-def triton(load: Callable[[], ModuleType]) -> Backend:
-    """Triton kernels: serve NVIDIA GPUs; on the CPU only by request, in the interpreter."""
-    return Backend(
-        "triton", load, platforms=("nvidia",), on_request=("cpu",), missing=_triton_missing
-    )
+def triton(load: Callable[[], ModuleType], *, interpreted: bool = True) -> Backend:
+    """Triton kernels: serve NVIDIA GPUs; on the CPU only by request, in the interpreter.
+
+    Args:
+        load: imports the module.
+        interpreted: whether the interpreter has all that the kernels use.
+    """
+    also = ("cpu",) if interpreted else ()
+    return Backend("triton", load, platforms=("nvidia",), on_request=also, missing=_triton_missing)
 
 
 def cuda(load: Callable[[], ModuleType]) -> Backend:

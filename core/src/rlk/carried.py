@@ -107,12 +107,12 @@ class Carried:
             carried[self._chain_place] = True
         else:
             chain = None
-        places = [i for i, t in enumerate(operator.inputs) if t.gradient]
-        needs = tuple([wanted[i] or carried.get(i, False) for i in places])
+        groups = operator.shared_gradients
+        needs = tuple([any(wanted[i] or carried.get(i, False) for i in group) for group in groups])
         results = published.backward_pass(tensors, scalars, needs, backend, chain)
         parameters = tensors[len(operator.outputs) :]
         finished: list[torch.Tensor | None] = [None] * len(wanted)
-        for place, result, needed in zip(places, results, needs, strict=True):
+        for (place, *others), result, needed in zip(groups, results, needs, strict=True):
             if not needed or result is None:
                 continue
             if carried.get(place, False) and place == self._chain_place:
@@ -127,7 +127,8 @@ class Carried:
                 dtype = parameters[place].dtype
                 finished[place] = published.round_state(result, dtype, backend)
             else:
-                finished[place] = result
+                for shared in (place, *others):
+                    finished[shared] = result
         return finished
 
     def _calls(self, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -215,7 +216,8 @@ def _make_function(carried: Carried) -> type[torch.autograd.Function]:
             # Read in backward, when it holds the calls before: no copy that a hook of saved tensors
             # made in forward will do, and writing to it between the two is meant.
             ctx.chain = carried.chain(arguments)
-            ctx.save_for_backward(*plain[:inputs], *results[outputs:])
+            kept = operator.kept(plain[:inputs], results[:outputs])
+            ctx.save_for_backward(*kept, *results[outputs:])
             ctx.mark_non_differentiable(*results[outputs:])
             ctx.set_materialize_grads(False)
             return results

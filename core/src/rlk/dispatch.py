@@ -17,6 +17,8 @@ from rlk.operator import Backend
 AUTO = "auto"
 # The oldest GPU generation whose arithmetic is validated: Ampere.
 OLDEST_CAPABILITY = (8, 0)
+# Where arithmetic is validated at all, in words.
+_PLATFORMS = {"nvidia": "an NVIDIA GPU", "cpu": "the CPU"}
 
 _requested: ContextVar[str] = ContextVar("rlk_backend", default=AUTO)
 
@@ -116,7 +118,7 @@ def choose(operator: Chooser, device: torch.device, requested: str) -> Choice:
     choice = _choices.get(key)
     if choice is None or choice.backend not in operator.backends:
         platform = platform_of(device)
-        require_platform(operator.name, device, platform)
+        require_platform(operator, device, platform)
         by_request = requested != AUTO
         choice = (_request if by_request else _automatic)(operator, platform, requested)
         _choices[key] = choice
@@ -141,18 +143,22 @@ def forget_plans() -> None:
     generation += 1
 
 
-def require_platform(operator: str, device: torch.device, platform: str) -> None:
+def require_platform(operator: Chooser, device: torch.device, platform: str) -> None:
     """Refuse, before anything is allocated, a platform where nothing was validated."""
-    if platform not in ("cpu", "nvidia"):
+    served = {p for backend in operator.backends for p in backend.platforms + backend.on_request}
+    # One without a backend is refused later, for want of any.
+    validated = [p for p in _PLATFORMS if p in served] or [*_PLATFORMS]
+    if platform not in validated:
+        named = " or ".join(_PLATFORMS[p] for p in validated)
         raise PlatformError(
-            f"{operator}: the device must be an NVIDIA GPU or the CPU, got {platform}; "
+            f"{operator.name}: the device must be {named}, got {platform}; "
             "no backend is validated there"
         )
     if platform == "nvidia":
         capability = torch.cuda.get_device_capability(device)
         if capability < OLDEST_CAPABILITY:
             raise PlatformError(
-                f"{operator}: the GPU must have compute capability "
+                f"{operator.name}: the GPU must have compute capability "
                 f"{OLDEST_CAPABILITY[0]}.{OLDEST_CAPABILITY[1]} or newer, "
                 f"got {capability[0]}.{capability[1]}"
             )

@@ -25,7 +25,6 @@ class Execution:
         self._inputs = len(operator.inputs)
         self._outputs = len(operator.outputs)
         self._fixed = {s.name: s.default for s in operator.scalars if s.fixed}
-        self._differentiable = [i for i, t in enumerate(operator.inputs) if t.gradient]
         self._forwards = Plans(operator, plan_forward)
         self._backwards = Plans(operator, plan_backward)
         if operator.linear:
@@ -126,12 +125,15 @@ class Execution:
         results = self.backward_pass(tensors, scalars, needs, requested)
         inputs = tensors[self._outputs :]
         finished: list[torch.Tensor | None] = [None] * self._inputs
-        for position, result, needed in zip(self._differentiable, results, needs, strict=True):
-            if needed and self.operator.inputs[position].gradient == "parameter":
+        for places, result, needed in zip(
+            self.operator.shared_gradients, results, needs, strict=True
+        ):
+            if needed and self.operator.inputs[places[0]].gradient == "parameter":
                 empty = inputs[0].numel() == 0
-                finished[position] = self._rounded(result, inputs[position], empty, requested)
+                finished[places[0]] = self._rounded(result, inputs[places[0]], empty, requested)
             elif needed:
-                finished[position] = result
+                for place in places:
+                    finished[place] = result
         return finished
 
     def zeros_for_missing(

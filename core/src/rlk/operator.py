@@ -6,8 +6,9 @@ argument checks, dispatch, gates, benchmark cases and documentation tables.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from types import ModuleType
 from typing import Any, Literal
 
@@ -35,12 +36,16 @@ class Tensor:
     exact sum over rows), "chain" (a sum over rows in ascending order, which depends on where a row
     stands) or None. A row gradient may itself be an exact sum, along an axis of the row; the
     backend rounds it.
+
+    An output that is the `sum_of` inputs is all that backward reads of them: it is kept, and stands
+    in the place of each. They have one gradient, which backward returns for the first of them.
     """
 
     name: str
     shape: tuple[str, ...]
     dtype: tuple[str, ...]
     gradient: Literal["row", "parameter", "chain"] | None = None
+    sum_of: tuple[str, ...] = ()
 
     @property
     def has_rows(self) -> bool:
@@ -145,8 +150,8 @@ class Operator:
 
         forward(*inputs, **scalars) -> (*outputs, *saved)
         backward(*output_gradients, *inputs, *saved, needs=..., **scalars) -> one per input
-            with a gradient: row and chain gradients as tensors, parameter gradients as int64
-            exact state, None for each name missing from `needs`
+            with a gradient of its own: row and chain gradients as tensors, parameter gradients as
+            int64 exact state, None for each name missing from `needs`
 
     with leading axes brought to `row_axes`: flattened to one by default, or, where kernels need the
     strides of several, the outer ones flattened or of size 1. Both are called only with at least
@@ -195,6 +200,43 @@ class Operator:
     def differentiable(self) -> tuple[Tensor, ...]:
         """The inputs that take gradients, in order."""
         return tuple(t for t in self.inputs if t.gradient)
+
+    @cached_property
+    def shared_gradients(self) -> tuple[tuple[int, ...], ...]:
+        """Places of the inputs with one gradient, for each gradient that backward returns."""
+        names = [t.name for t in self.inputs]
+        sums = [tuple(names.index(name) for name in t.sum_of) for t in self.outputs if t.sum_of]
+        later = {place for places in sums for place in places[1:]}
+        together = {places[0]: places for places in sums}
+        return tuple(
+            together.get(place, (place,))
+            for place, tensor in enumerate(self.inputs)
+            if tensor.gradient and place not in later
+        )
+
+    @property
+    def returned_gradients(self) -> tuple[Tensor, ...]:
+        """The inputs for which backward returns a gradient, in order."""
+        return tuple(self.inputs[places[0]] for places in self.shared_gradients)
+
+    def needed(self, wanted: Collection[str]) -> tuple[bool, ...]:
+        """Which of them backward must return for these inputs to have theirs."""
+        return tuple(
+            any(self.inputs[place].name in wanted for place in places)
+            for places in self.shared_gradients
+        )
+
+    def kept(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> tuple[Any, ...]:
+        """The inputs as backward gets them: outputs in the place of what they are the sum of."""
+        sums = {
+            name: output
+            for declared, output in zip(self.outputs, outputs, strict=True)
+            for name in declared.sum_of
+        }
+        if not sums:
+            return tuple(inputs)
+        named = zip(self.inputs, inputs, strict=True)
+        return tuple(sums.get(declared.name, tensor) for declared, tensor in named)
 
     @property
     def parameters(self) -> tuple[Tensor, ...]:

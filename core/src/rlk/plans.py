@@ -104,7 +104,7 @@ def plan_backward(
         return lambda tensors, scalars: empty_gradients(operator, tensors, needs, chained)
     choice = dispatch.choose(operator, inputs[0].device, requested)
     read = operator.outputs + operator.inputs + operator.saved
-    differentiable = [p for p in zip(operator.inputs, inputs, strict=True) if p[0].gradient]
+    differentiable = [(operator.inputs[i], inputs[i]) for i, *_ in operator.shared_gradients]
     shapes = [
         gradient_shape(*which) if needed else None
         for which, needed in zip(differentiable, needs, strict=True)

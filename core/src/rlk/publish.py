@@ -184,10 +184,10 @@ def _define(published: Published) -> None:
     _library.define(f"{operator.name}({inputs}{scalars}, str backend) -> ({results})")
     gradients = ", ".join(f"Tensor d{t.name}" for t in operator.outputs)
     saved = "".join(f", Tensor {t.name}" for t in operator.saved)
-    needs = "".join(f", bool need_{t.name}" for t in operator.differentiable)
+    needs = "".join(f", bool need_{t.name}" for t in operator.returned_gradients)
     backward_results = ", ".join(
         f"Tensor d{t.name}" + ("_state" if t.gradient == "parameter" else "")
-        for t in operator.differentiable
+        for t in operator.returned_gradients
     )
     _library.define(
         f"{operator.name}_backward({gradients}, {inputs}{saved}{scalars}{needs}, str backend)"
@@ -203,20 +203,19 @@ def _define(published: Published) -> None:
 def _define_chained(published: Published) -> Any:
     """The backward operator whose chain over rows goes on from another one."""
     name = f"{published.operator.name}_backward_chained"
-    head, _, rest = str(published.backward_op._schema).removeprefix("rlk::").partition("(")
-    count = sum(map(len, (published.operator.outputs, published.operator.inputs,
-                          published.operator.saved)))  # fmt: skip
+    _, _, rest = str(published.backward_op._schema).partition("(")
     arguments = rest.split(", ")
-    arguments.insert(count, "Tensor initial")
+    declared = published.operator
+    behind = len(declared.outputs) + len(declared.inputs) + len(declared.saved)
+    arguments.insert(behind, "Tensor initial")
     _library.define(f"{name}({', '.join(arguments)}")
 
     def fake(*arguments: Any) -> tuple[torch.Tensor, ...]:
         initial, rest = published.split_initial(arguments)
         results = _fake_backward(published)(*rest)
-        declared = published.operator.differentiable
         return tuple(
             torch.empty_like(initial) if t.gradient == "chain" else r
-            for t, r in zip(declared, results, strict=True)
+            for t, r in zip(declared.returned_gradients, results, strict=True)
         )
 
     _register(name, published.chained_backward, fake)

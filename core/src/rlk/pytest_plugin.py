@@ -15,7 +15,7 @@ import torch
 
 from rlk import interpreter
 from rlk.gates import Case, cases, judge
-from rlk.gates.inputs import Fixture, fixture, smallest_sizes
+from rlk.gates.inputs import fixture, smallest_sizes
 from rlk.gates.layout import strided
 from rlk.operator import Operator
 
@@ -70,6 +70,8 @@ class OperatorSuite(
     @pytest.mark.parametrize("layout", ["contiguous", "strided"])
     def test_registration_opcheck_passes(self, layout: str) -> None:
         """Schema, fake kernels and autograd of both operators, as torch checks them."""
+        if not _serves_cpu(self.operator) and not torch.cuda.is_available():
+            pytest.skip("needs an NVIDIA GPU")
         for dtype in self.operator.inputs[0].dtype:
             forward, backward = registration_samples(self.operator, dtype, layout)
             torch.library.opcheck(_op(self.operator.name), forward)
@@ -80,22 +82,24 @@ def registration_samples(
     operator: Operator, dtype: str, layout: str
 ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     """Arguments of the forward and the backward operator of torch, in schema order."""
+    device = "cpu" if _serves_cpu(operator) else "cuda"
     batch = fixture(operator, dtype, rows=ROWS, sizes=smallest_sizes(operator), seed=1)
     arrange = strided if layout == "strided" else torch.Tensor.contiguous
     tensors = [
-        arrange(batch.inputs[t.name]).requires_grad_(t.gradient is not None)
+        arrange(batch.inputs[t.name].to(device)).requires_grad_(t.gradient is not None)
         for t in operator.inputs
     ]
     scalars = list(batch.scalars.values())
-    forward = (*tensors, *scalars, "golden")
+    forward = (*tensors, *scalars, "auto")
     with torch.no_grad():
         results = _op(operator.name)(*forward)
     results = results if isinstance(results, tuple) else (results,)
     saved = results[len(operator.outputs) :]
-    upstream = [arrange(tensor) for tensor in _upstream(operator, batch)]
-    needs = [True for _ in operator.differentiable]
-    inputs = [tensor.detach() for tensor in tensors]
-    return forward, (*upstream, *inputs, *saved, *scalars, *needs, "golden")
+    upstream = [arrange(batch.upstream[t.name].to(device)) for t in operator.outputs]
+    needs = [True for _ in operator.returned_gradients]
+    kept = operator.kept(tensors, results[: len(operator.outputs)])
+    inputs = [tensor.detach() for tensor in kept]
+    return forward, (*upstream, *inputs, *saved, *scalars, *needs, "auto")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -138,7 +142,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         if "ranks" in metafunc.fixturenames and metafunc.config.pluginmanager.hasplugin("xdist"):
             # One worker: two processes on each GPU would wait for memory, and start twice.
             marks.append(pytest.mark.xdist_group("ranks"))
-        metafunc.parametrize("device", ["cpu", pytest.param("cuda", marks=marks)])
+        cpu = ["cpu"] if _serves_cpu(metafunc.cls.operator) else []
+        metafunc.parametrize("device", [*cpu, pytest.param("cuda", marks=marks)])
     if "gate_case" in metafunc.fixturenames and metafunc.cls is not None:
         wanted = metafunc.cls.backends
         found = [
@@ -153,5 +158,6 @@ def _op(name: str) -> Any:
     return getattr(torch.ops.rlk, name).default
 
 
-def _upstream(operator: Operator, batch: Fixture) -> Iterator[torch.Tensor]:
-    return (batch.upstream[t.name] for t in operator.outputs)
+def _serves_cpu(operator: Operator) -> bool:
+    """Whether calls on the CPU are served without being asked for by a backend's name."""
+    return any("cpu" in backend.platforms for backend in operator.backends)

@@ -77,9 +77,9 @@ def empty_gradients(
     nothing. Of a `chained` call the last tensor is where the chain over rows stays.
     """
     _, inputs = operator.split_backward(tensors)
-    differentiable = [p for p in zip(operator.inputs, inputs, strict=True) if p[0].gradient]
     found = []
-    for (declared, tensor), needed in zip(differentiable, needs, strict=True):
+    for (place, *_), needed in zip(operator.shared_gradients, needs, strict=True):
+        declared, tensor = operator.inputs[place], inputs[place]
         if chained and declared.gradient == "chain":
             found.append(tensors[-1].clone())
             continue

@@ -66,15 +66,15 @@ def backward_rules(operator: Operator, schema: Any) -> Rules:
 
     arguments = operator.outputs + operator.inputs + operator.saved
     given = schema.args_schema[len(operator.outputs) :]
-    rules = _rules(_leading_axes(operator, given), operator.differentiable, arguments)
-    count = len(operator.differentiable)
+    rules = _rules(_leading_axes(operator, given), operator.returned_gradients, arguments)
+    count = len(operator.returned_gradients)
     needs = schema.args_schema[-1 - count : -1]
-    needed = [t for t, need in zip(operator.differentiable, needs, strict=True) if need]
+    needed = [t for t, need in zip(operator.returned_gradients, needs, strict=True) if need]
     if any(t.gradient == "chain" for t in needed):
         return rules[:1]
     for rule in rules[1:]:
         for place, (declared, needed) in enumerate(
-            zip(operator.differentiable, needs, strict=True)
+            zip(operator.returned_gradients, needs, strict=True)
         ):
             if not needed:
                 rule[place] = Replicate()

@@ -9,7 +9,7 @@ import torch
 
 import rlk
 from rlk import dispatch
-from rlk.errors import BackendError
+from rlk.errors import BackendError, PlatformError
 from rlk.execution import Execution
 from rlk.operator import Backend
 from rlk.reduce import exact_sum
@@ -119,10 +119,23 @@ def test_choose_unknown_backend_names_all():
 
 def test_choose_backend_of_another_platform_is_refused_by_request():
     elsewhere = Backend("cuda", Loader(tiny_backend()), ("nvidia",))
-    operator = tiny_operator("tiny", backends=(elsewhere,))
+    here = Backend("golden", Loader(tiny_backend()), ("cpu",))
+    operator = tiny_operator("tiny", backends=(elsewhere, here))
     with pytest.raises(BackendError) as caught:
         dispatch.choose(operator, CPU, "cuda")
     assert str(caught.value) == 'tiny: backend "cuda" cannot run here: it does not run on cpu'
+
+
+@pytest.mark.parametrize("requested", ["auto", "cuda"])
+def test_choose_operator_of_gpus_alone_is_refused_elsewhere_in_one_sentence(requested):
+    elsewhere = Backend("cuda", Loader(tiny_backend()), ("nvidia",))
+    operator = tiny_operator("tiny", backends=(elsewhere,))
+    with pytest.raises(PlatformError) as caught:
+        dispatch.choose(operator, CPU, requested)
+    assert str(caught.value) == (
+        "tiny: the device must be an NVIDIA GPU, got cpu; no backend is validated there"
+    )
+    assert elsewhere.load.calls == 0
 
 
 def test_choose_auto_all_rejected_lists_every_reason():

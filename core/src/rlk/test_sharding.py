@@ -92,4 +92,5 @@ def test_rules_dtensor_imported_after_publishing_are_found_at_the_first_call(cal
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["S(0)", "True"]
+    # Gloo of torch 2.10 writes to standard output too.
+    assert done.stdout.split()[-2:] == ["S(0)", "True"]

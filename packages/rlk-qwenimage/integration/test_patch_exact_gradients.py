@@ -29,5 +29,11 @@ def test_patch_model_in_a_block_carries_the_sums_of_norms_and_modulations(model,
     for name in exact:
         assert_same_bits(named[name].grad, expected[name], name)
     assert_same_bits(inside["sample"], expected["sample"], "sample")
+    sums = ExactGradAccumulator(model, continue_chains=True)
+    assert set(sums.report().chain) == set(modulations) - set(exact)
+    with sums:
+        results(model)
+    for name in modulations:
+        assert_same_bits(named[name].grad, expected[name], f"{name} with chains")
     unpatch(model)
     assert ExactGradAccumulator(model).report().exact == ()

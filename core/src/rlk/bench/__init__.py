@@ -3,5 +3,5 @@
 
 work.py says what a declared operator must move, bandwidth.py how fast this GPU moves it,
 timing.py how time is taken, variants.py who takes part, refusals.py who gets no time, measure.py
-what is measured. `rlk bench` runs it.
+what is measured. `rlk bench` runs it. conventions.py compares bits, not times.
 """

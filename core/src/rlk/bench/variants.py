@@ -9,6 +9,7 @@ import importlib.util
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -141,11 +142,16 @@ def compiled_peer(operator: Operator, dynamic: bool = False) -> Peer:
     return Peer("torch.compile", "torch", make)
 
 
-def _peers(operator: Operator) -> tuple[Peer, ...]:
+def prior_art(operator: Operator) -> ModuleType | None:
+    """prior_art.py of the operator's folder, if it has one."""
     folder = operator.oracle.__module__.rpartition(".")[0]
     if importlib.util.find_spec(f"{folder}.prior_art") is None:
-        return ()
-    return importlib.import_module(f"{folder}.prior_art").PEERS
+        return None
+    return importlib.import_module(f"{folder}.prior_art")
+
+
+def _peers(operator: Operator) -> tuple[Peer, ...]:
+    return getattr(prior_art(operator), "PEERS", ())
 
 
 def _peer(peer: Peer, told: Mapping[str, Any]) -> Variant:

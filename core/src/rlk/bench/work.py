@@ -72,7 +72,9 @@ class Work:
         outputs = sum(t.has_rows for t in self.operator.outputs)
         if direction == "forward":
             return inputs, outputs
-        return outputs if self.operator.linear else outputs + inputs, inputs
+        # Addends are read as their sum, and have one gradient.
+        gradients = sum(t.gradient == "row" for t in self.operator.returned_gradients)
+        return outputs if self.operator.linear else outputs + gradients, gradients
 
     def least_bytes(self, direction: str) -> int:
         """Each input read once and each output written once; saved state is not counted.
@@ -83,9 +85,12 @@ class Work:
         outputs = sum(map(self.bytes_of, self.operator.outputs))
         if direction == "forward":
             return inputs + outputs
-        gradients = sum(map(self.bytes_of, self.operator.differentiable))
+        gradients = sum(map(self.bytes_of, self.operator.returned_gradients))
+        addends = sum(
+            self.bytes_of(t) * (len(t.sum_of) - 1) for t in self.operator.outputs if t.sum_of
+        )
         # A linear operator's gradient reads no value of what it is linear in.
-        return outputs + inputs + (0 if self.operator.linear else gradients)
+        return outputs + inputs - addends + (0 if self.operator.linear else gradients)
 
     def inputs(self, seed: int, device: str) -> list[torch.Tensor]:
         """Random inputs that take gradients where declared; packed ones share one storage."""

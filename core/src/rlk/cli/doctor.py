@@ -21,9 +21,9 @@ from rlk.cli.console import console, table
 from rlk.cuda import build, cache, kernels, launch, prebuilt, toolchain
 from rlk.errors import RlkError
 
-# The ends of what `hatch run compat:all` and the GPU runs cover, both included.
+# The ends of what was run, on the CPU by `hatch run compat:all` or on a GPU; both included.
 TESTED = {
-    "python": ("3.11", "3.14"),
+    "python": ("3.11", "3.12"),
     "torch": ("2.10", "2.14"),
     "triton": ("3.6", "3.9"),
 }
@@ -91,15 +91,15 @@ def _packages() -> Iterator[Finding]:
             error = " ".join(f"{failures[package]}".split())
             yield Finding(name, "wrong", f"{version}, which does not import", error)
         else:
-            lacks = [*_unmet(distribution(name))]
-            advice = "; ".join(lacks)
-            yield Finding(name, "wrong" if lacks else "ok", version, advice)
+            yield _requirements(distribution(name))
     if len(known) == 1:
         yield Finding("operators", "missing", "none", "pip install a package of operators")
 
 
-def _unmet(installed: Distribution) -> Iterator[str]:
-    """Requirements that are not met; those of an extra only where its library is installed."""
+def _requirements(installed: Distribution) -> Finding:
+    """Whether they are met; those of an extra only where its library is there for other reasons."""
+    state: Literal["ok", "untested", "wrong"] = "ok"
+    lacks = []
     for text in installed.requires or ():
         wanted = Requirement(text)
         found = _version(wanted.name)
@@ -107,7 +107,9 @@ def _unmet(installed: Distribution) -> Iterator[str]:
         if optional and (found is None or wanted.name in TESTED):
             continue
         if found is None or not wanted.specifier.contains(found, prereleases=True):
-            yield f'pip install "{wanted.name}{wanted.specifier}", got {found or "none"}'
+            lacks.append(f'pip install "{wanted.name}{wanted.specifier}", got {found or "none"}')
+            state = "untested" if optional and state != "wrong" else "wrong"
+    return Finding(installed.name, state, installed.version, "; ".join(lacks))
 
 
 def _devices() -> Iterator[Finding]:

@@ -82,7 +82,7 @@ def _verdicts(operator: Operator) -> list[tuple[str, ...]]:
     for device in select.devices():
         platform = dispatch.platform_of(device)
         try:
-            dispatch.require_platform(operator.name, device, platform)
+            dispatch.require_platform(operator, device, platform)
         except RlkError as error:
             columns.append([str(error)] * len(operator.backends))
         else:

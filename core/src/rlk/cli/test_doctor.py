@@ -69,7 +69,7 @@ def test_doctor_python_and_torch_beyond_the_tested_range_are_untested(findings, 
     monkeypatch.setattr(torch, "__version__", "2.9.1+cu128")
     status, found = findings()
     assert status == 0
-    assert found["python"] == ("untested", "3.99.0", "tested are 3.11 to 3.14")
+    assert found["python"] == ("untested", "3.99.0", "tested are 3.11 to 3.12")
     assert found["torch"] == ("untested", "2.9.1+cu128", "tested are 2.10 to 2.14")
 
 
@@ -112,6 +112,17 @@ def test_doctor_package_that_wants_another_core_exits_one(findings, tmp_path, mo
     assert found["fussy"][0] == "wrong"
     assert found["fussy"][2].startswith('pip install "rlk-core>=99", got ')
     assert "absent" not in found["fussy"][2]
+
+
+def test_doctor_library_beyond_the_range_of_an_extra_is_untested(findings, tmp_path, monkeypatch):
+    install(tmp_path, "fussy", {"__init__.py": ""}, version="1.0")
+    (metadata,) = tmp_path.glob("fussy*.dist-info/METADATA")
+    with metadata.open("a") as file:
+        file.write("Requires-Dist: pytest<1; extra == 'more'\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    status, found = findings()
+    assert (status, found["fussy"][0]) == (0, "untested")
+    assert found["fussy"][2].startswith('pip install "pytest<1", got ')
 
 
 def test_doctor_gpu_without_a_usable_backend_exits_one(findings, monkeypatch):

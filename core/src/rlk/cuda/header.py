@@ -75,7 +75,7 @@ def backward_layout(operator: Operator) -> Layout:
     read = upstream + operator.inputs + operator.saved
     results = [
         ("long long*", f"d{t.name}_state") if t.gradient == "parameter" else ("void*", f"d{t.name}")
-        for t in operator.differentiable
+        for t in operator.returned_gradients
     ]
     return _layout(operator, "Backward", read, [*results, ("void*", "workspace")])
 

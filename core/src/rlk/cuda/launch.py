@@ -142,12 +142,12 @@ class KernelModule(ModuleType):
         self, *tensors: torch.Tensor, needs: frozenset[str], **scalars: Any
     ) -> tuple[torch.Tensor | None, ...]:
         """Gradients and exact states of one call, None for those not needed."""
-        start = len(self.operator.outputs)
-        inputs = zip(self.operator.inputs, tensors[start:], strict=False)
+        _, inputs = self.operator.split_backward(tensors)
         shapes = [
-            gradient_shape(declared, tensor) if declared.name in needs else None
-            for declared, tensor in inputs
-            if declared.gradient
+            gradient_shape(self.operator.inputs[place], inputs[place])
+            if self.operator.inputs[place].name in needs
+            else None
+            for place, *_ in self.operator.shared_gradients
         ]
         plan = self.plan_backward(tensors, shapes)
         return plan(tensors, [scalars[s.name] for s in self.operator.scalars])
@@ -206,7 +206,7 @@ class KernelModule(ModuleType):
         read = operator.outputs + operator.inputs + operator.saved
         constants = self._constants(read, rows, inputs, device)
         place = inputs[0].device
-        differentiable = [p for p in zip(operator.inputs, inputs, strict=True) if p[0].gradient]
+        differentiable = [(operator.inputs[i], inputs[i]) for i, *_ in operator.shared_gradients]
         empties = [
             None if shape is None else _empty(shape, _gradient_dtype(*which), place)
             for which, shape in zip(differentiable, shapes, strict=True)

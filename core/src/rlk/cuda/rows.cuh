@@ -97,23 +97,30 @@ __device__ __forceinline__ void unpack(const Packed<__nv_bfloat16>& packed,
   }
 }
 
-// Store `count` elements, of eight at most, rounded once to their dtype; by words all or none.
+// Store `count` elements, of eight at most; by words all or none.
 template <bool VECTOR, typename T>
-__device__ __forceinline__ void store(T* at, int count, const float (&in)[ELEMENTS]) {
+__device__ __forceinline__ void store_packed(T* at, int count, const Packed<T>& packed) {
   if (VECTOR) {
     if (count <= 0) return;
-    Packed<T> packed;
-#pragma unroll
-    for (int i = 0; i < ELEMENTS; ++i) packed.value[i] = from_float<T>(in[i]);
     const uint4* words = reinterpret_cast<const uint4*>(&packed);
 #pragma unroll
     for (int i = 0; i < Packed<T>::WORDS; ++i) __stcs(reinterpret_cast<uint4*>(at) + i, words[i]);
   } else {
 #pragma unroll
     for (int i = 0; i < ELEMENTS; ++i) {
-      if (i < count) at[i] = from_float<T>(in[i]);
+      if (i < count) at[i] = packed.value[i];
     }
   }
+}
+
+// The same of FP32 values, rounded once to their dtype.
+template <bool VECTOR, typename T>
+__device__ __forceinline__ void store(T* at, int count, const float (&in)[ELEMENTS]) {
+  if (count <= 0) return;
+  Packed<T> packed;
+#pragma unroll
+  for (int i = 0; i < ELEMENTS; ++i) packed.value[i] = from_float<T>(in[i]);
+  store_packed<VECTOR>(at, count, packed);
 }
 
 // Eight parameters of either dtype to FP32, zero from `columns` on.

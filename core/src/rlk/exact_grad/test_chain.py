@@ -10,9 +10,17 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from rlk.compare import assert_same_bits, same_bits
-from rlk.errors import ArgumentError, GradientError
+from rlk.errors import ArgumentError, GradientError, RlkError
 from rlk.exact_grad import ExactGradAccumulator
-from rlk.test_support.exact_layouts import CHAIN_ROWS, STEPS, Chain, chain_backward, chain_batch
+from rlk.test_support.exact_layouts import (
+    CHAIN_ROWS,
+    SCALARS,
+    STEPS,
+    Chain,
+    chain_backward,
+    chain_batch,
+    chained,
+)
 
 WHOLE = [(0, CHAIN_ROWS)]
 # A micro-batch that ends within a step, in front of another.
@@ -195,3 +203,48 @@ def test_same_memory_serves_the_chains_of_every_block():
             addresses.append([t.data_ptr() for t in model.weight_chain])
     assert addresses[0] == addresses[1]
     assert "weight_chain" not in vars(copy.deepcopy(model))
+
+
+def chained_arguments():
+    """A backward of 32 rows that goes on from a chain."""
+    x, dy = (t[:32] for t in chain_batch())
+    weight, initial = Chain().weight.detach(), torch.linspace(-1, 1, 5)
+    return [dy, x, weight, x.abs().amax(1), initial, 1.0, True, True, "golden"]
+
+
+def test_chained_backward_is_derived_from_the_declaration_and_passes_opcheck():
+    op = torch.ops.rlk.tiny_chain_layouts_backward_chained.default
+    assert str(op._schema) == (
+        "rlk::tiny_chain_layouts_backward_chained(Tensor dy, Tensor x, Tensor weight, Tensor peak,"
+        " Tensor initial, float factor, bool need_x, bool need_weight, str backend)"
+        " -> (Tensor dx, Tensor dweight)"
+    )
+    torch.library.opcheck(op, chained_arguments())
+
+
+def test_chained_backward_second_differentiation_is_refused():
+    arguments = chained_arguments()
+    arguments[0].requires_grad_()
+    _, chain = torch.ops.rlk.tiny_chain_layouts_backward_chained(*arguments)
+    with pytest.raises(GradientError, match="the derivative must be of first order"):
+        chain.sum().backward()
+
+
+WRONG = {
+    "weight_chain must be float32, got float64": lambda c, n: (c.double(), n),
+    "weight_chain must be [5], got [4]": lambda c, n: (c[:4], n),
+    "weight_calls must be [3], got [2]": lambda c, n: (c, n[:2]),
+    "weight_calls must be a tensor beside the other carrier of weight, got None": (
+        lambda c, n: (c, None)
+    ),
+    "carriers must be at most 2, got 3": lambda c, n: (c, n, n),
+}
+
+
+@pytest.mark.parametrize("message", WRONG)
+def test_carriers_of_a_chain_that_do_not_fit_are_refused(message):
+    x, _ = chain_batch()
+    carriers = WRONG[message](torch.zeros(5), torch.zeros(3, dtype=torch.float64))
+    with pytest.raises(RlkError) as caught:
+        chained((x, Chain().weight), SCALARS, None, carriers)
+    assert str(caught.value) == f"tiny_chain_layouts: {message}"

@@ -17,6 +17,7 @@ from rlk.gates.layout import layout
 from rlk.gates.mma_schedule import mma_schedule
 from rlk.gates.record import Record, Report, summarise
 from rlk.gates.repeatable import repeatable
+from rlk.gates.rollout_equal import rollout_equal
 from rlk.gates.special_values import special_values
 from rlk.gates.verdict import Verdict, not_run
 
@@ -44,6 +45,7 @@ _JUDGES: dict[str, Callable[[Verdict], list[Record]]] = {
     "layout": layout,
     "special_values": special_values,
     "mma_schedule": mma_schedule,
+    "rollout_equal": rollout_equal,
 }
 
 

@@ -128,7 +128,7 @@ class Candidate:
 
         Autograd would cast a wrong dtype, and asks for all of them together.
         """
-        names = [t.name for t in self.operator.differentiable if t.gradient != "parameter"]
+        names = [t.name for t in self.operator.returned_gradients if t.gradient != "parameter"]
         gradients: dict[str, torch.Tensor] = {}
         for name in names:
             leaves, given = self._placed(fixture.inputs, fixture.upstream)
@@ -193,13 +193,14 @@ class Candidate:
         scalars: Mapping[str, Any],
         names: Sequence[str],
     ) -> dict[str, torch.Tensor]:
-        saved = results[len(self.operator.outputs) :]
-        needs = [t.name in names for t in self.operator.differentiable]
+        outputs = len(self.operator.outputs)
+        kept, saved = self.operator.kept(leaves, results[:outputs]), results[outputs:]
+        needs = [t.name in names for t in self.operator.returned_gradients]
         *_, backend = arguments = self.execution.arguments(leaves, scalars, self.backend)
         values = arguments[len(leaves) : -1]
         with torch.no_grad():
-            gradients = self.execution.backward(*given, *leaves, *saved, *values, *needs, backend)
-        named = zip(self.operator.differentiable, gradients, strict=True)
+            gradients = self.execution.backward(*given, *kept, *saved, *values, *needs, backend)
+        named = zip(self.operator.returned_gradients, gradients, strict=True)
         return {f"d{t.name}": g for t, g in named if t.name in names}
 
     def _wrong_dtypes(

@@ -8,6 +8,7 @@ from typing import get_args
 import torch
 
 from rlk.errors import RlkError
+from rlk.gates.engines import engine_of
 from rlk.gates.record import Judgment
 from rlk.operator import Operator
 from rlk.reduce import mma_chain
@@ -66,7 +67,7 @@ def cases(
         if backend in (None, row.name)
         for judgment in JUDGMENTS
         if _is_claimed(operator, row.name, judgment)
-        for dtype in operator.inputs[0].dtype
+        for dtype in _dtypes(operator, judgment)
     ]
     if not found:
         names = sorted({b.name for o in operators for b in o.backends})
@@ -82,6 +83,11 @@ def cases(
     return chosen
 
 
+def _dtypes(operator: Operator, judgment: str) -> tuple[str, ...]:
+    """The dtypes in which something is to be judged."""
+    return (engine_of(operator).dtype,) if judgment == "rollout_equal" else operator.inputs[0].dtype
+
+
 def _is_claimed(operator: Operator, backend: str, judgment: str) -> bool:
     """Whether the operator promises on this backend what the judgment looks at."""
     if judgment == "gpu_to_gpu":
@@ -91,6 +97,6 @@ def _is_claimed(operator: Operator, backend: str, judgment: str) -> bool:
         # Golden has no tiles: it defines the values, not the bits of tensor cores.
         chained = any(r.primitive == "mma_chain" for r in operator.reductions)
         return chained and backend in mma_chain.BACKENDS and backend != "golden"
-    if judgment in ("repeatable", "order_free", "backend_equal"):
+    if judgment in ("repeatable", "order_free", "backend_equal", "rollout_equal"):
         return bool(operator.claimed(judgment))
     return True

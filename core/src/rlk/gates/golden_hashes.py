@@ -45,6 +45,11 @@ class GoldenHashes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     hashes: dict[str, str]
 
 
+def has_golden(operator: Operator) -> bool:
+    """Whether golden has the operator's bits, so that hashes can witness them."""
+    return operator.backend("golden") is not None
+
+
 def inputs(operator: Operator, dtype: str) -> Iterator[tuple[str, Fixture]]:
     """The fixed inputs that are hashed: every kind of value, every scalar, several lengths."""
     real = smallest_sizes(operator)

@@ -117,12 +117,13 @@ def on_backend(operator: Operator, backend: str, device: torch.device | str = "c
         upstream = [placed(t, torch.device(device)) for t in batch.upstream.values()]
         scalars = tuple(batch.scalars.values())
         results = execution.forward(*tensors, *scalars, backend)
-        needs = [True for _ in operator.differentiable]
+        needs = [True for _ in operator.returned_gradients]
         saved = results[len(operator.outputs) :]
-        gradients = execution.backward(*upstream, *tensors, *saved, *scalars, *needs, backend)
+        kept = operator.kept(tensors, results[: len(operator.outputs)])
+        gradients = execution.backward(*upstream, *kept, *saved, *scalars, *needs, backend)
         names = [t.name for t in operator.outputs + operator.saved]
         named = dict(zip(names, results, strict=True))
-        for declared, gradient in zip(operator.differentiable, gradients, strict=True):
+        for declared, gradient in zip(operator.returned_gradients, gradients, strict=True):
             named[f"d{declared.name}"] = gradient
             if declared.gradient == "parameter":
                 dtype = batch.inputs[declared.name].dtype

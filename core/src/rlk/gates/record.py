@@ -19,6 +19,7 @@ Judgment = Literal[
     "layout",
     "special_values",
     "mma_schedule",
+    "rollout_equal",
 ]
 Status = Literal["passed", "failed", "not_run"]
 

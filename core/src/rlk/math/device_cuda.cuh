@@ -43,6 +43,14 @@ __device__ __forceinline__ float divide(float a, Divisor by) {
 // 1 / x, rounded once: the same bits as divide(1, x).
 __device__ __forceinline__ float reciprocal(float x) { return __frcp_rn(x); }
 
+// 1 / sqrt(x) to about 1 ulp, as NVIDIA's instruction gives it: no IEEE operation. Sources that use
+// it say so to check_ptx.
+__device__ __forceinline__ float hardware_rsqrt(float x) {
+  float root;
+  asm("rsqrt.approx.f32 %0, %1;" : "=f"(root) : "f"(x));
+  return root;
+}
+
 __device__ __forceinline__ float negate(float x) {
   return __uint_as_float(__float_as_uint(x) ^ 0x80000000u);
 }

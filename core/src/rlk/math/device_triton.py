@@ -39,6 +39,17 @@ def divide(a, b):
 
 
 @triton.jit
+def hardware_rsqrt(x):
+    """1 / sqrt(x) to about 1 ulp, as NVIDIA's instruction gives it: no IEEE operation.
+
+    Triton's own rsqrt flushes subnormals; its interpreter has neither.
+    """
+    return tl.inline_asm_elementwise(
+        "rsqrt.approx.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
+    )
+
+
+@triton.jit
 def negate(x):
     """x with its sign bit flipped: Triton 3.6 compiles `-x` to `0 - x`."""
     return (x.to(tl.int32, bitcast=True) ^ -2147483648).to(tl.float32, bitcast=True)

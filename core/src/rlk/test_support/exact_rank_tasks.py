@@ -79,7 +79,7 @@ class Forgetful(ExactGradAccumulator):
 
 
 def plant(device: str, fault: str) -> None:
-    """A fault on one of two ranks; the comparison must fail."""
+    """A fault on one of two ranks: a comparison would find these gradients, and no others."""
     group = _group(2)
     if group is None:
         return
@@ -89,7 +89,9 @@ def plant(device: str, fault: str) -> None:
         backward(model, pieces)
         if fault == "twice" and dist.get_rank() == 1:
             backward(model, pieces[:1])
-    assert_same_gradients(gradients(model), _whole(), fault)
+    found, expected = gradients(model), _whole()
+    different = {name for name in expected if not same_bits(found[name], expected[name])}
+    assert different == {"first.weight", "second.weight"}, different
 
 
 def restart(device: str) -> None:
@@ -191,13 +193,14 @@ def shard(device: str, size: int, whole_model: bool) -> None:
         assert_same_bits(parameter.grad.full_tensor(), clipped, "clipped")
 
 
-def add_chains(device: str, size: int) -> None:
+def add_chains(device: str, size: int, wrap: str) -> None:
     """Each rank continues its own chain; their sum has one order, and a fault stops all ranks."""
     group = _group(size)
     if group is None:
         return
     rank = dist.get_rank()
-    pieces: Any = [[STEPS[0]], [STEPS[1]], [STEPS[2]], []][:size]
+    # One call on each rank, as wrappers communicate in each; the fourth has no rows.
+    pieces = [[piece] for piece in (*STEPS, (0, 0))[:size]]
     expected = None
     for own in pieces:
         alone = Chain()
@@ -206,22 +209,34 @@ def add_chains(device: str, size: int) -> None:
         assert alone.weight.grad is not None
         expected = alone.weight.grad if expected is None else expected + alone.weight.grad
     assert expected is not None
-    model = Chain()
+    model = _wrapped(Chain(), wrap, group, device)
     with ExactGradAccumulator(model, group, continue_chains=True) as sums:
         chain_backward(model, pieces[rank])
         (weight,) = sums.report().parameters
-    assert model.weight.grad is not None
-    assert_same_bits(model.weight.grad, expected, "dweight")
+    (gradient,) = (p.grad for p in model.parameters())
+    assert gradient is not None
+    whole = gradient.full_tensor() if isinstance(gradient, DTensor) else gradient
+    assert_same_bits(whole, expected, f"dweight {wrap}")
     ranks = f"; {size} ranks then add in FP32 in their order, so bits depend on how many"
     assert weight.reason.endswith("of FP32 32" + (ranks if size > 1 else ""))
-    ragged = [(0, 31), (31, 80)] if rank == 0 else [(0, 32)]
+    fresh, ragged = Chain(), [(0, 31), (31, 80)] if rank == 0 else [(0, 32)]
     message = ""
     try:
-        with ExactGradAccumulator(model, group, continue_chains=True):
-            chain_backward(model, ragged)
+        with ExactGradAccumulator(fresh, group, continue_chains=True):
+            chain_backward(fresh, ragged)
     except GradientError as error:
         message = str(error)
     assert "every micro-batch but the last must have a multiple of 16 samples" in message
+
+
+def _wrapped(model: nn.Module, wrap: str, group: Any, device: str) -> nn.Module:
+    if wrap == "ddp":
+        return nn.parallel.DistributedDataParallel(model, process_group=group)
+    if wrap == "fsdp2":
+        from torch.distributed.fsdp import fully_shard
+
+        fully_shard(model, mesh=DeviceMesh.from_group(group, device))
+    return model
 
 
 def sum_values(device: str) -> None:

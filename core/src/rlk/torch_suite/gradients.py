@@ -54,8 +54,8 @@ class GradientSuite:
 
         def backward(*arguments: Any, needs: frozenset[str], **scalars: Any) -> Any:
             results = module.backward(*arguments, needs=needs, **scalars)
-            made_for = zip(made.differentiable, results, strict=True)
-            asked.append((needs, {name for name, r in made_for if r is not None}))
+            made_for = zip(self.operator.returned_gradients, results, strict=True)
+            asked.append((needs, {t.name for t, r in made_for if r is not None}))
             return results
 
         module = choose(self.operator, torch.device(device), "auto").module
@@ -71,7 +71,8 @@ class GradientSuite:
         for wanted in _subsets(made.differentiable):
             asked.clear()
             found = made.results(call, wanted)
-            assert asked == [(frozenset(wanted), set(wanted))]
+            needed = _needed(self.operator, wanted)
+            assert asked == [(frozenset(needed), set(needed))]
             assert_same_results(found, {n: expected[n] for n in found}, f"wanted {wanted}")
 
     def test_gradients_not_needed_have_no_memory(self, device: str) -> None:
@@ -81,7 +82,7 @@ class GradientSuite:
         made = sample(self.operator, device)
         for wanted in _subsets(made.differentiable):
             sizes = [t.numel() for t in _backward(made, wanted)]
-            kept = [n in wanted for n in made.differentiable]
+            kept = list(self.operator.needed(wanted))
             assert [size > 0 for size in sizes] == kept
             with FakeTensorMode() as mode:
                 faked = _backward(made.map(mode.from_tensor), wanted)
@@ -197,6 +198,12 @@ class GradientSuite:
             torch.autograd.grad(outputs, named, batch, is_grads_batched=True)
 
 
+def _needed(operator: Operator, wanted: Sequence[str]) -> list[str]:
+    """The names by which backward is asked for the gradients of these inputs."""
+    flags = zip(operator.returned_gradients, operator.needed(wanted), strict=True)
+    return [declared.name for declared, needed in flags if needed]
+
+
 def _subsets(names: Sequence[str]) -> Iterator[tuple[str, ...]]:
     for size in range(1, len(names) + 1):
         yield from combinations(names, size)
@@ -208,9 +215,10 @@ def _backward(made: Sample, wanted: Sequence[str]) -> tuple[torch.Tensor, ...]:
     with torch.no_grad():
         results = published.forward_op(*made.batch.inputs.values(), *scalars, "auto")
         results = results if isinstance(results, tuple) else (results,)
-        saved = results[len(made.operator.outputs) :]
-        needs = [name in wanted for name in made.differentiable]
-        tensors = (*made.batch.upstream.values(), *made.batch.inputs.values(), *saved)
+        outputs = len(made.operator.outputs)
+        kept = made.operator.kept(list(made.batch.inputs.values()), results[:outputs])
+        needs = made.operator.needed(wanted)
+        tensors = (*made.batch.upstream.values(), *kept, *results[outputs:])
         found = published.backward_op(*tensors, *scalars, *needs, "auto")
     return found if isinstance(found, tuple) else (found,)
 

@@ -49,28 +49,61 @@ class Norm:
         return {"y": y.detach(), **{f"d{name}": g for name, g in named}}
 
     def forward(self, batch: Fixture, backend: str, **scalars: Any):
-        """(y, rstd) of the operator of torch."""
+        """(y, rstd), or (y, residual_out, rstd), of the operator of torch."""
         values = {**batch.scalars, **scalars}.values()
         return self.forward_op(*batch.inputs.values(), *values, backend)
 
-    def backward(self, batch: Fixture, rstd, backend: str, needs=None, **scalars: Any):
-        """Row gradients, then the exact state of dweight, of the operator of torch."""
+    def backward(self, batch: Fixture, rstd, backend: str, needs=None, outputs=(), **scalars: Any):
+        """Row gradients, then the exact state of dweight, of the operator of torch.
+
+        `outputs` are those of forward, where one of them stands for inputs.
+        """
         values = {**batch.scalars, **scalars}.values()
-        flags = [needs is None or name in needs for name in batch.inputs]
-        tensors = (*batch.upstream.values(), *batch.inputs.values(), rstd)
-        return self.backward_op(*tensors, *values, *flags, backend)
+        flags = self.operator.needed(list(batch.inputs) if needs is None else needs)
+        given = list(batch.inputs.values())
+        kept = self.operator.kept(given, outputs) if outputs else given
+        return self.backward_op(*batch.upstream.values(), *kept, rstd, *values, *flags, backend)
 
     def results(self, batch: Fixture, backend: str) -> dict[str, torch.Tensor]:
-        """y, rstd, the row gradients and the exact state of dweight."""
-        y, rstd = self.forward(batch, backend)
-        *rows, state = self.backward(batch, rstd, backend)
-        gradients = zip([f"d{name}" for name in batch.inputs], rows, strict=False)
-        return {"y": y, "rstd": rstd, **dict(gradients), "state": state}
+        """Outputs, rstd, the row gradients and the exact state of dweight."""
+        *outputs, rstd = self.forward(batch, backend)
+        *rows, state = self.backward(batch, rstd, backend, outputs=outputs)
+        named = zip([t.name for t in self.operator.outputs], outputs, strict=True)
+        gradients = zip(self.operator.returned_gradients, rows, strict=False)
+        found = {**dict(named), "rstd": rstd, **{f"d{t.name}": g for t, g in gradients}}
+        return {**found, "state": state}
 
 
 @pytest.fixture(params=["rms_norm", "qwen3_next_rms_norm", "rms_norm_gated"])
 def norm(request):
     return Norm(request.param)
+
+
+# Those that run on GPUs alone, and those of a sum, among them.
+EVERY_NORM = [
+    "rms_norm", "qwen3_next_rms_norm", "rms_norm_gated",
+    "rms_norm_residual", "rms_norm_vllm", "rms_norm_residual_vllm",
+]  # fmt: skip
+
+
+@pytest.fixture(params=EVERY_NORM)
+def every_norm(request):
+    return Norm(request.param)
+
+
+@pytest.fixture
+def rms_norm_residual():
+    return Norm("rms_norm_residual")
+
+
+@pytest.fixture
+def rms_norm_vllm():
+    return Norm("rms_norm_vllm")
+
+
+@pytest.fixture
+def rms_norm_residual_vllm():
+    return Norm("rms_norm_residual_vllm")
 
 
 @pytest.fixture

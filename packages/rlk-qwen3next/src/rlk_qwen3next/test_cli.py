@@ -19,7 +19,9 @@ interpreter.enable_without_gpu()
 
 FOLDER = Path(rlk_qwen3next.__file__).parent
 SCHEMA = json.loads((Path(rlk.gates.__file__).parent / "report.schema.json").read_text())
-NAMES = ["qwen3_next_rms_norm", "rms_norm", "rms_norm_gated"]
+# In the order of a list; the last two run on GPUs alone.
+ON_CPUS = ["qwen3_next_rms_norm", "rms_norm", "rms_norm_gated", "rms_norm_residual"]
+NAMES = [*ON_CPUS, "rms_norm_residual_vllm", "rms_norm_vllm"]
 BFLOAT16 = ("--dtype", "bfloat16")
 BACKENDS = ["golden"]
 if importlib.util.find_spec("triton") is not None:
@@ -43,11 +45,13 @@ def test_list_of_this_package_names_its_operators(invoke):
 def test_show_every_norm_prints_its_formula(invoke, name):
     result = invoke("show", name)
     assert result.exit_code == 0
-    assert "rstd = 1 / sqrt(sum(x^2) / N + eps)" in result.stdout
+    of = "residual_out" if "residual" in name else "x"
+    inside = f"(sum({of}^2) / N + eps)"
+    assert ("rsqrt" if name.endswith("vllm") else "1 / sqrt") + inside in result.stdout
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ON_CPUS)
 def test_check_every_norm_on_an_odd_shape_stays_within_the_contract(invoke, name, backend):
     result = invoke("check", name, "--backend", backend, "--shape", "3,5,131", *BFLOAT16)
     assert result.exit_code == 0, result.output

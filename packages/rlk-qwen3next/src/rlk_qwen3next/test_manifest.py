@@ -12,7 +12,7 @@ from rlk.errors import WorkloadError
 from rlk.manifest import digest, json_schema, load_manifest
 
 DOCUMENT = json.loads((files("rlk_qwen3next") / "manifest.json").read_bytes())
-OPERATORS = {"rms_norm", "qwen3_next_rms_norm", "rms_norm_gated"}
+OPERATORS = {"rms_norm", "qwen3_next_rms_norm", "rms_norm_gated", "rms_norm_residual"}
 DELETE = object()
 
 

@@ -102,8 +102,9 @@ def test_weight_offset_not_finite_is_refused(rms_norm, rms_norm_gated, offset):
 
 def test_rounding_not_offered_is_refused(rms_norm, qwen3_next_rms_norm):
     for norm in (rms_norm, qwen3_next_rms_norm):
-        refused = message(norm.call, norm.batch().inputs.values(), rounding="vllm")
-        assert refused == f"{norm.name}: rounding must be one of ieee, got 'vllm'"
+        refused = message(norm.call, norm.batch().inputs.values(), rounding="up")
+        offered = "one of ieee, vllm" if norm is rms_norm else "'ieee'"
+        assert refused == f"{norm.name}: rounding must be {offered}, got 'up'"
 
 
 def test_activation_unknown_is_refused_with_the_known_ones(rms_norm_gated):

@@ -15,7 +15,7 @@ _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def random_batch(norm, rows, n, *, dtype=BF16, seed=0) -> Fixture:
-    """Normal inputs [rows, n] made on the GPU, a weight around 1, and an upstream gradient."""
+    """Normal inputs [rows, n] made on the GPU, a weight around 1, and upstream gradients."""
     generator = torch.Generator(DEVICE).manual_seed(seed)
 
     def normal(*shape):
@@ -24,7 +24,8 @@ def random_batch(norm, rows, n, *, dtype=BF16, seed=0) -> Fixture:
     inputs = {t.name: normal(rows, n) for t in norm.operator.inputs if t.has_rows}
     inputs["weight"] = normal(n) * 0.5 + 1.0
     ordered = {t.name: inputs[t.name] for t in norm.operator.inputs}
-    return Fixture(ordered, {"y": normal(rows, n)}, default_scalars(norm.operator))
+    upstream = {t.name: normal(rows, n) for t in norm.operator.outputs}
+    return Fixture(ordered, upstream, default_scalars(norm.operator))
 
 
 def part(batch: Fixture, rows) -> Fixture:

@@ -60,7 +60,8 @@ def arranged(batch, layout, only=None):
         return layout(t) if only in (None, name) else t
 
     inputs = {name: put(name, t) for name, t in batch.inputs.items()}
-    return replace(batch, inputs=inputs, upstream={"y": put("dy", batch.upstream["y"])})
+    upstream = {name: put(f"d{name}", t) for name, t in batch.upstream.items()}
+    return replace(batch, inputs=inputs, upstream=upstream)
 
 
 def assert_results(actual, expected, what):
@@ -72,7 +73,8 @@ def assert_results(actual, expected, what):
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("n", LENGTHS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_results_of_every_layout_equal_those_of_contiguous_tensors(norm, dtype, n, backend):
+def test_results_of_every_layout_equal_those_of_contiguous_tensors(every_norm, dtype, n, backend):
+    norm = every_norm
     batch = random_batch(norm, ROWS, n, dtype=dtype, seed=n)
     expected = norm.results(batch, backend)
     for layout in LAYOUTS:
@@ -82,10 +84,11 @@ def test_results_of_every_layout_equal_those_of_contiguous_tensors(norm, dtype, 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("n", [128, 2048])
-def test_results_with_one_tensor_in_another_layout_equal_those_of_none(norm, n, backend):
+def test_results_with_one_tensor_in_another_layout_equal_those_of_none(every_norm, n, backend):
+    norm = every_norm
     batch = random_batch(norm, ROWS, n, seed=3)
     expected = norm.results(batch, backend)
-    for only in (*batch.inputs, "dy"):
+    for only in (*batch.inputs, *(f"d{name}" for name in batch.upstream)):
         for layout in LAYOUTS:
             actual = norm.results(arranged(batch, layout, only), backend)
             assert_results(actual, expected, f"{only} {layout.__name__}")
@@ -93,16 +96,18 @@ def test_results_with_one_tensor_in_another_layout_equal_those_of_none(norm, n, 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("n", [128, 2048])
-def test_gradients_of_an_expanded_upstream_equal_those_of_its_copy(norm, n, backend):
+def test_gradients_of_an_expanded_upstream_equal_those_of_its_copy(every_norm, n, backend):
+    norm = every_norm
     batch = random_batch(norm, ROWS, n, seed=4)
     for expanded in (
         torch.ones((), dtype=torch.bfloat16, device="cuda").expand(ROWS, n),
         batch.upstream["y"][:1].expand(ROWS, n),
         batch.upstream["y"][:, :1].expand(ROWS, n),
     ):
-        expected = norm.results(replace(batch, upstream={"y": expanded.contiguous()}), backend)
-        assert_results(norm.results(replace(batch, upstream={"y": expanded}), backend),
-                       expected, str(expanded.stride()))  # fmt: skip
+        copied = dict.fromkeys(batch.upstream, expanded.contiguous())
+        expected = norm.results(replace(batch, upstream=copied), backend)
+        given = replace(batch, upstream=dict.fromkeys(batch.upstream, expanded))
+        assert_results(norm.results(given, backend), expected, str(expanded.stride()))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

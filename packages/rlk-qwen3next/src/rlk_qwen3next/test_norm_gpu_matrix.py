@@ -10,8 +10,9 @@ from rlk.gates.golden_matrix import Cell
 from rlk_qwen3next.qwen3_next_rms_norm.operator import OPERATOR as ZERO_CENTRED
 from rlk_qwen3next.rms_norm.operator import OPERATOR as RMS_NORM
 from rlk_qwen3next.rms_norm_gated.operator import OPERATOR as RMS_NORM_GATED
+from rlk_qwen3next.rms_norm_residual.operator import OPERATOR as RMS_NORM_RESIDUAL
 
-OPERATORS = (RMS_NORM_GATED, RMS_NORM, ZERO_CENTRED)
+OPERATORS = (RMS_NORM_GATED, RMS_NORM_RESIDUAL, RMS_NORM, ZERO_CENTRED)
 CELLS = [cell for operator in OPERATORS for cell in golden_matrix.cells(operator)]
 BACKENDS = ("cuda", "triton")
 DEVICE = "cuda"
@@ -33,9 +34,8 @@ def identity(cell: Cell) -> str:
 
 @pytest.mark.parametrize("operator", OPERATORS, ids=lambda operator: operator.name)
 def test_recorded_digests_cover_the_matrix(operator):
-    tensors = [*operator.outputs, *operator.saved, *operator.differentiable]
-    names = {t.name for t in tensors[: len(operator.outputs) + len(operator.saved)]}
-    names |= {f"d{t.name}" for t in operator.differentiable}
+    names = {t.name for t in operator.outputs + operator.saved}
+    names |= {f"d{t.name}" for t in operator.returned_gradients}
     names |= {f"d{t.name}_state" for t in operator.parameters}
     expected = {
         f"{cell.key}/{variant}/{name}"

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from rlk_qwen3next.conftest import EVERY_NORM
 from rlk_qwen3next.test_norm_gpu_batches import (
     BACKENDS,
     DEVICE,
@@ -30,6 +31,8 @@ FULL = [
     ("rms_norm_gated", 262144, 128),
     ("qwen3_next_rms_norm", 65536, 2048),
     ("rms_norm", 262144, 128),
+    ("rms_norm_residual", 65536, 2048),
+    ("rms_norm_residual_vllm", 65536, 2048),
 ]
 BATCHES = (64, 257, 2048, 4097)
 SUB_BATCHES = (2048, 4097, 32768, 65536, 131072)
@@ -66,7 +69,7 @@ def sampled(size, rows, count=SAMPLED):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("name", ["rms_norm_gated", "rms_norm", "qwen3_next_rms_norm"])
+@pytest.mark.parametrize("name", EVERY_NORM)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 def test_rows_alone_equal_rows_of_batches(named, name, backend, dtype):
     norm, n = named(name), 128 if name == "rms_norm_gated" else 2048
@@ -101,7 +104,9 @@ def test_sub_batches_of_a_full_batch_equal_its_rows(named, name, rows, n, backen
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize(("name", "n"), [("rms_norm_gated", 128), ("rms_norm", 256)])
+@pytest.mark.parametrize(
+    ("name", "n"), [("rms_norm_gated", 128), ("rms_norm", 256), ("rms_norm_residual", 256)]
+)
 def test_batches_of_every_boundary_size_equal_the_largest(named, name, n, backend):
     norm = named(name)
     batch = random_batch(norm, max(DENSE), n, seed=1)

@@ -10,6 +10,9 @@ from rlk_qwen3next import Qwen3NextRMSNorm, Qwen3NextRMSNormGated, RMSNorm
 from rlk_qwen3next.qwen3_next_rms_norm.operator import OPERATOR as QWEN3_NEXT_RMS_NORM
 from rlk_qwen3next.rms_norm.operator import OPERATOR as RMS_NORM
 from rlk_qwen3next.rms_norm_gated.operator import OPERATOR as RMS_NORM_GATED
+from rlk_qwen3next.rms_norm_residual.operator import OPERATOR as RMS_NORM_RESIDUAL
+from rlk_qwen3next.rms_norm_residual_vllm.operator import OPERATOR as RMS_NORM_RESIDUAL_VLLM
+from rlk_qwen3next.rms_norm_vllm.operator import OPERATOR as RMS_NORM_VLLM
 
 # The other backends are judged by `rlk gate --all`, which CI runs beside the tests.
 BACKENDS = ("golden",)
@@ -36,3 +39,22 @@ class TestRmsNormGated(OperatorSuite):
     operator = RMS_NORM_GATED
     backends = BACKENDS
     modules = (partial(Qwen3NextRMSNormGated, width(RMS_NORM_GATED)),)
+
+
+class TestRmsNormResidual(OperatorSuite):
+    operator = RMS_NORM_RESIDUAL
+    backends = BACKENDS
+    modules = (partial(RMSNorm, width(RMS_NORM_RESIDUAL)),)
+
+
+# No CPU has these bits: on a GPU alone.
+class TestRmsNormVllm(OperatorSuite):
+    operator = RMS_NORM_VLLM
+    backends = BACKENDS
+    modules = (partial(RMSNorm, width(RMS_NORM_VLLM), rounding="vllm"),)
+
+
+class TestRmsNormResidualVllm(OperatorSuite):
+    operator = RMS_NORM_RESIDUAL_VLLM
+    backends = BACKENDS
+    modules = (partial(RMSNorm, width(RMS_NORM_RESIDUAL_VLLM), rounding="vllm"),)

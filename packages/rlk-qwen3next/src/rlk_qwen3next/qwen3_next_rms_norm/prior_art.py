@@ -3,14 +3,17 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import cache
+from functools import partial
 from typing import Any
-
-import torch
 
 from rlk.bench.variants import Peer
 
 from ..rms_norm import prior_art as base
+
+# Our functions, by the name of their rounding.
+ROUNDINGS = {
+    name: partial(function, weight_offset=1.0) for name, function in base.ROUNDINGS.items()
+}
 
 
 def _offset_by_one(peer: Peer) -> Peer:
@@ -24,15 +27,23 @@ def in_transformers(scalars: Mapping[str, Any]) -> Callable[..., Any]:
     """The class of the model's own code, which keeps FP32 to the end."""
     from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextRMSNorm
 
-    made = cache(lambda width: Qwen3NextRMSNorm(width, scalars["eps"]))
+    return base.of_module(lambda n: Qwen3NextRMSNorm(n, eps=scalars["eps"]))
 
-    def call(x: torch.Tensor, weight: torch.Tensor) -> Any:
-        return torch.func.functional_call(made(x.shape[-1]), {"weight": weight}, (x,))
 
-    return call
+def in_vllm(scalars: Mapping[str, Any]) -> Callable[..., Any]:
+    """vLLM's zero-centred norm."""
+    from vllm.config import VllmConfig, set_current_vllm_config
+    from vllm.model_executor.layers.layernorm import GemmaRMSNorm
+
+    def build(n: int) -> Any:
+        with set_current_vllm_config(VllmConfig()):
+            return GemmaRMSNorm(n, eps=scalars["eps"])
+
+    return base.of_module(build)
 
 
 PEERS = (
     Peer("transformers", "transformers", in_transformers),
     *map(_offset_by_one, base.PEERS),
 )
+CONVENTIONS = (Peer("vLLM, GemmaRMSNorm", "vllm", in_vllm),)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What every RMS norm kernel calls. Steps named as in golden; the gated norm is the plain one
-// with an activated gate as a last factor.
+// with an activated gate as a last factor, and a norm of a sum is the plain one of what is stored.
 #pragma once
 #include "rlk/cuda/launch.cuh"
 #include "rlk/cuda/rows.cuh"
@@ -10,15 +10,33 @@
 
 namespace rlk {
 
-// Operands of one call; a plain norm has no gate, a result that is not needed is null.
+// 1 / sqrt(v), each operation rounded.
+struct IeeeRoot {
+    static __device__ __forceinline__ float of(float v) { return reciprocal(sqrt(v)); }
+};
+
+// What sets one norm's kernels apart from another's.
+template <bool IS_GATED, bool HAS_RESIDUAL, typename RootOfNorm = IeeeRoot> struct Norm {
+    static constexpr bool GATED = IS_GATED, RESIDUAL = HAS_RESIDUAL;
+    // Whether there is a tensor of rows beside x, or beside dy and x.
+    static constexpr bool BESIDE = GATED || RESIDUAL;
+    using Root = RootOfNorm;
+};
+using Plain = Norm<false, false>;
+using Gated = Norm<true, false>;
+using WithResidual = Norm<false, true>;
+
+// Operands of one call; a result that is not needed is null. In the backward of a norm of a sum, x
+// is the sum.
 template <typename T> struct NormArguments {
-    Rows<T> dy, x, gate;
+    // Beside: the gate; or the residual, and in backward the gradient of the sum.
+    Rows<T> dy, x, beside;
     const void* weight;
     long long weight_stride;
     int weight_dtype;
     const float* rstd;
     long long rstd_stride;
-    T *y, *dx, *dgate;
+    T *y, *residual_out, *dx, *dgate;
     float* rstd_out;
     long long* state;
     void* workspace;
@@ -82,8 +100,21 @@ __device__ __forceinline__ void activate(const float (&z)[ELEMENTS], bool is_sil
 }
 
 // 1 / sqrt(sum / N + eps): the one piece of code every RMS norm takes rstd from.
+template <typename Root>
 __device__ __forceinline__ float inverse_rms(float sum_of_squares, Divisor columns, float eps) {
-    return reciprocal(sqrt(add(divide(sum_of_squares, columns), eps)));
+    return Root::of(add(divide(sum_of_squares, columns), eps));
+}
+
+// x + residual, rounded once to their dtype: what the norm reads, and what is stored.
+template <typename T>
+__device__ __forceinline__ Packed<T> rounded_sum(const Packed<T>& x, const Packed<T>& residual) {
+    float a[ELEMENTS], b[ELEMENTS];
+    unpack(x, a);
+    unpack(residual, b);
+    Packed<T> sum;
+#pragma unroll
+    for (int i = 0; i < ELEMENTS; ++i) sum.value[i] = from_float<T>(add(a[i], b[i]));
+    return sum;
 }
 
 // Weight plus offset; an offset of 0 adds nothing, so that -0.0 keeps its sign.

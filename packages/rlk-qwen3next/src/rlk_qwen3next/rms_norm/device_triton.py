@@ -4,7 +4,7 @@
 import triton
 import triton.language as tl
 
-from rlk.math.device_triton import divide, sqrt
+from rlk.math.device_triton import divide, hardware_rsqrt, sqrt
 from rlk.reduce.row_sum.device_triton import chunk_dot
 
 # 16: rows of one program. A constant, never a function of the row count.
@@ -40,16 +40,76 @@ def store_chunk(base, values, row_index, row_mask, start, n, CHUNK: tl.constexpr
 
 
 @triton.jit
-def inverse_rms(x, x_rows, row_mask, n, x_column, eps, ROWS: tl.constexpr, CHUNK: tl.constexpr):
-    """rstd [R]: the one piece of code every RMS norm takes it from."""
+def load_sum(
+    x, x_rows, x_column, residual, residual_rows, residual_column, row_mask, start, n,
+    RESIDUAL: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """What a norm reads [R, CHUNK]: x, or with RESIDUAL x + residual rounded to their dtype."""
+    values = load_chunk(x, x_rows, row_mask, start, n, x_column, CHUNK)
+    if RESIDUAL:
+        other = load_chunk(residual, residual_rows, row_mask, start, n, residual_column, CHUNK)
+        values = (values + other).to(x.dtype.element_ty).to(tl.float32)
+    return values
+
+
+@triton.jit
+def inverse_rms_of_sum(
+    x, x_rows, x_column, residual, residual_rows, residual_column, row_mask, n, eps,
+    RESIDUAL: tl.constexpr, HARDWARE: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """rstd [R]: the one piece of code every RMS norm takes it from.
+
+    HARDWARE takes the GPU's own reciprocal root in place of a root and a division.
+    """
     total = tl.zeros([ROWS], tl.float32)
     # ORDER: chunks of 256 ascending along N
     for start in range(0, n, CHUNK):
-        values = load_chunk(x, x_rows, row_mask, start, n, x_column, CHUNK)
+        values = load_sum(
+            x, x_rows, x_column, residual, residual_rows, residual_column, row_mask, start, n,
+            RESIDUAL, CHUNK,
+        )  # fmt: skip
         total = total + chunk_dot(values, values)
     mean_square = divide(total, tl.zeros([ROWS], tl.float32) + n)
-    root = sqrt(mean_square + eps)
-    return divide(tl.full([ROWS], 1.0, tl.float32), root)
+    if HARDWARE:
+        rstd = hardware_rsqrt(mean_square + eps)
+    else:
+        rstd = divide(tl.full([ROWS], 1.0, tl.float32), sqrt(mean_square + eps))
+    return rstd
+
+
+@triton.jit
+def inverse_rms(x, x_rows, row_mask, n, x_column, eps, ROWS: tl.constexpr, CHUNK: tl.constexpr):
+    """rstd [R] of rows as they are, by IEEE operations."""
+    return inverse_rms_of_sum(
+        x, x_rows, x_column, x, x_rows, x_column, row_mask, n, eps, False, False, ROWS, CHUNK
+    )
+
+
+@triton.jit
+def forward_rows(
+    x, residual, weight, y, residual_out, rstd_out, rows, n,
+    x_row, x_column, residual_row, residual_column, weight_column, eps, weight_offset,
+    RESIDUAL: tl.constexpr, HARDWARE: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """The forward of a program's rows."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)  # [R]
+    mask = row < rows
+    x_rows, residual_rows = row * x_row, row * residual_row
+    rstd = inverse_rms_of_sum(
+        x, x_rows, x_column, residual, residual_rows, residual_column, mask, n, eps,
+        RESIDUAL, HARDWARE, ROWS, CHUNK,
+    )  # fmt: skip
+    tl.store(rstd_out + row, rstd, mask=mask)
+    for start in range(0, n, CHUNK):
+        values = load_sum(
+            x, x_rows, x_column, residual, residual_rows, residual_column, mask, start, n,
+            RESIDUAL, CHUNK,
+        )  # fmt: skip
+        if RESIDUAL:
+            store_chunk(residual_out, values, row, mask, start, n, CHUNK)
+        factor = offset_weight(weight, weight_offset, start, n, weight_column, CHUNK)
+        result = values * rstd[:, None] * factor[None, :]
+        store_chunk(y, result, row, mask, start, n, CHUNK)
 
 
 @triton.jit

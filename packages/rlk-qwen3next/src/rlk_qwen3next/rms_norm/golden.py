@@ -36,15 +36,41 @@ def column_sums(contributions: torch.Tensor) -> torch.Tensor:
     return exact_sum.add_rows(empty, contributions, backend="golden")
 
 
+def normalise(
+    x: torch.Tensor, weight: torch.Tensor, eps: float, weight_offset: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(y [T, N] in the dtype of x, rstd [T])"""
+    rows = x.float()
+    rstd = inverse_rms(rows, eps)
+    y = rows * rstd[:, None] * offset_weight(weight, weight_offset)
+    return y.to(x.dtype), rstd
+
+
+def gradients(
+    dy: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    rstd: torch.Tensor,
+    weight_offset: float,
+    needs: frozenset[str],
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """(dx [T, N] in FP32, exact state of dweight [13, N])"""
+    dy32 = dy.float()
+    xhat = x.float() * rstd[:, None]
+    dx = state = None
+    if "x" in needs:
+        dx = input_gradient(dy32 * offset_weight(weight, weight_offset), xhat, rstd)
+    if "weight" in needs:
+        state = column_sums(dy32 * xhat)
+    return dx, state
+
+
 def forward(
     x: torch.Tensor, weight: torch.Tensor, *, eps: float, weight_offset: float, rounding: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(y [T, N], rstd [T])"""
     start_golden("rms_norm_forward", __file__)
-    rows = x.float()
-    rstd = inverse_rms(rows, eps)
-    y = rows * rstd[:, None] * offset_weight(weight, weight_offset)
-    return y.to(x.dtype), rstd
+    return normalise(x, weight, eps, weight_offset)
 
 
 def backward(
@@ -60,12 +86,5 @@ def backward(
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     """(dx [T, N], exact state of dweight [13, N])"""
     start_golden("rms_norm_backward", __file__)
-    dy32 = dy.float()
-    xhat = x.float() * rstd[:, None]
-    dx = state = None
-    if "x" in needs:
-        g = dy32 * offset_weight(weight, weight_offset)
-        dx = input_gradient(g, xhat, rstd).to(x.dtype)
-    if "weight" in needs:
-        state = column_sums(dy32 * xhat)
-    return dx, state
+    dx, state = gradients(dy, x, weight, rstd, weight_offset, needs)
+    return None if dx is None else dx.to(x.dtype), state

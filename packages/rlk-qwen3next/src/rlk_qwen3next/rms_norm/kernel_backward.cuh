@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Backward of the RMS norms: one read of every row, dx, dgate and the exact dweight.
+// Backward of the RMS norms: one read of every row, dx, dgate and the exact dweight. The dx of a
+// norm of a sum is that of the sum, its own gradient included.
 #pragma once
 #include "rlk/reduce/exact_sum/kernel_combine.cuh"
 #include "rlk_qwen3next/rms_norm/kernel_forward.cuh"
@@ -14,16 +15,16 @@ struct BackwardTerms {
 
 // Of `inside` elements, or of all where a row is read by words; the rest is zero, also where rstd
 // is infinite and 0 * rstd would be NaN.
-template <bool GATED, bool VECTOR, typename T>
+template <typename N, bool VECTOR, typename T>
 __device__ __forceinline__ BackwardTerms backward_terms(const NormArguments<T>& a,
                                                         const BackwardRow<T>& r, int inside,
                                                         const float (&weight)[ELEMENTS]) {
     float dy[ELEMENTS], x[ELEMENTS], act[ELEMENTS], derivative[ELEMENTS];
     unpack(r.dy, dy);
     unpack(r.x, x);
-    if (GATED) {
+    if (N::GATED) {
         float z[ELEMENTS];
-        unpack(r.gate, z);
+        unpack(r.beside, z);
         activate(z, a.silu, act, derivative);
     }
     BackwardTerms t;
@@ -32,7 +33,7 @@ __device__ __forceinline__ BackwardTerms backward_terms(const NormArguments<T>& 
         t.xhat[i] = VECTOR || i < inside ? multiply(x[i], r.rstd) : 0.0f;
         t.g[i] = multiply(dy[i], weight[i]);
         t.contribution[i] = multiply(dy[i], t.xhat[i]);
-        if (GATED) {
+        if (N::GATED) {
             t.dgate[i] = multiply(multiply(t.contribution[i], weight[i]), derivative[i]);
             t.g[i] = multiply(t.g[i], act[i]);
             t.contribution[i] = multiply(t.contribution[i], act[i]);
@@ -42,7 +43,7 @@ __device__ __forceinline__ BackwardTerms backward_terms(const NormArguments<T>& 
 }
 
 // Where a lane writes in the rows of its turns.
-template <typename T, bool GATED> struct GradientCursor {
+template <typename T, typename N> struct GradientCursor {
     T *dx, *dgate;
     long long apart, step;
 
@@ -53,14 +54,14 @@ template <typename T, bool GATED> struct GradientCursor {
           step(turns.step * a.columns) {}
     __device__ __forceinline__ void advance() {
         dx += step;
-        if (GATED) dgate += step;
+        if (N::GATED) dgate += step;
     }
 };
 
 // dx of the rows of a turn; a lane has the dot product of row `threadIdx.x % TURN_ROWS`.
-template <bool GATED, bool VECTOR, typename T>
+template <typename N, bool VECTOR, typename T>
 __device__ __forceinline__ void store_dx(const NormArguments<T>& a,
-                                         const GradientCursor<T, GATED>& out, const Turns& turns,
+                                         const GradientCursor<T, N>& out, const Turns& turns,
                                          int turn, int count, const float (&g)[TURN_ROWS][ELEMENTS],
                                          const BackwardRow<T> (&rows)[TURN_ROWS], float dot) {
     const float own = divide(dot, a.length);
@@ -68,12 +69,14 @@ __device__ __forceinline__ void store_dx(const NormArguments<T>& a,
     for (int u = 0; u < TURN_ROWS; ++u) {
         const int holder = threadIdx.x % 32 / TURN_ROWS * TURN_ROWS + u;
         const float m = __shfl_sync(0xffffffffu, own, holder);
-        float x[ELEMENTS], dx[ELEMENTS];
+        float x[ELEMENTS], beside[ELEMENTS], dx[ELEMENTS];
         unpack(rows[u].x, x);
+        if (N::RESIDUAL) unpack(rows[u].beside, beside);
 #pragma unroll
         for (int i = 0; i < ELEMENTS; ++i) {
             const float xhat = multiply(x[i], rows[u].rstd);
             dx[i] = input_gradient(g[u][i], xhat, rows[u].rstd, m);
+            if (N::RESIDUAL) dx[i] = add(dx[i], beside[i]);
         }
         store<VECTOR>(out.dx + u * out.apart, turns.inside(turn, u, count), dx);
     }
@@ -81,9 +84,9 @@ __device__ __forceinline__ void store_dx(const NormArguments<T>& a,
 
 // What a lane does with the rows of a turn before their dot products are complete: dgate, the
 // column sums, and its share of the dot products.
-template <bool GATED, bool VECTOR, typename T>
+template <typename N, bool VECTOR, typename T>
 __device__ __forceinline__ void first_half(const NormArguments<T>& a,
-                                           const GradientCursor<T, GATED>& out,
+                                           const GradientCursor<T, N>& out,
                                            const Turns& turns, int turn, int column, int count,
                                            const float (&weight)[ELEMENTS],
                                            const BackwardRow<T> (&rows)[TURN_ROWS],
@@ -94,8 +97,8 @@ __device__ __forceinline__ void first_half(const NormArguments<T>& a,
 #pragma unroll
     for (int u = 0; u < TURN_ROWS; ++u) {
         const int inside = turns.inside(turn, u, count);
-        const BackwardTerms t = backward_terms<GATED, VECTOR>(a, rows[u], inside, weight);
-        if (GATED && a.dgate != nullptr) {
+        const BackwardTerms t = backward_terms<N, VECTOR>(a, rows[u], inside, weight);
+        if (N::GATED && a.dgate != nullptr) {
             store<VECTOR>(out.dgate + u * out.apart, inside, t.dgate);
         }
         dots[u] = lane_dot(t.g, t.xhat);
@@ -110,7 +113,7 @@ __device__ __forceinline__ void first_half(const NormArguments<T>& a,
 
 // Rows of at most 256 columns, or 256 columns of longer rows where only their sums are wanted:
 // blockIdx.y is the chunk, LANES neighbouring lanes hold a row of it.
-template <typename T, bool GATED, bool VECTOR, int LANES>
+template <typename T, typename N, bool VECTOR, int LANES>
 __global__ void __launch_bounds__(NARROW_THREADS, 2) backward_narrow(NormArguments<T> a) {
     extern __shared__ double shared[];
     constexpr int GROUPS = NARROW_THREADS / LANES;
@@ -123,19 +126,19 @@ __global__ void __launch_bounds__(NARROW_THREADS, 2) backward_narrow(NormArgumen
     sums.clear(shared, NARROW_THREADS);
     const long long first = (long long)blockIdx.x * GROUPS * TURN_ROWS + threadIdx.x / LANES;
     const Turns turns(a.rows, first, GROUPS, (long long)gridDim.x * GROUPS * TURN_ROWS);
-    RowSource<T, GATED, VECTOR, NARROW_THREADS> source(a, turns, column, NARROW_THREADS,
+    RowSource<T, N, VECTOR, NARROW_THREADS> source(a, turns, column, NARROW_THREADS,
                                                        shared + sums.doubles(NARROW_THREADS, true));
-    GradientCursor<T, GATED> out(a, turns, column);
+    GradientCursor<T, N> out(a, turns, column);
     // Lane 0 has the most turns: a warp takes them together, for its shuffles.
     const int most = __shfl_sync(0xffffffffu, turns.of[0], 0);
     for (int turn = 0; turn < most; ++turn) {
         BackwardRow<T> rows[TURN_ROWS];
         float g[TURN_ROWS][ELEMENTS], dots[TURN_ROWS];
         source.next(turn, rows);
-        first_half<GATED, VECTOR>(a, out, turns, turn, column, count, weight, rows, sums, g, dots);
+        first_half<N, VECTOR>(a, out, turns, turn, column, count, weight, rows, sums, g, dots);
         if (a.dx != nullptr) {
             const float dot = chunk_trees<LANES>(dots);
-            store_dx<GATED, VECTOR>(a, out, turns, turn, count, g, rows, dot);
+            store_dx<N, VECTOR>(a, out, turns, turn, count, g, rows, dot);
         }
         out.advance();
     }
@@ -144,7 +147,7 @@ __global__ void __launch_bounds__(NARROW_THREADS, 2) backward_narrow(NormArgumen
 }
 
 // Rows of 257 to 8192 columns: a block holds TURN_ROWS rows, a thread always the same 8 columns.
-template <typename T, bool GATED, bool VECTOR, int THREADS, int BLOCKS>
+template <typename T, typename N, bool VECTOR, int THREADS, int BLOCKS>
 __global__ void __launch_bounds__(THREADS, BLOCKS) backward_wide(NormArguments<T> a) {
     extern __shared__ double shared[];
     __shared__ ChunkSums<THREADS / 32, TURN_ROWS> chunks;
@@ -157,18 +160,18 @@ __global__ void __launch_bounds__(THREADS, BLOCKS) backward_wide(NormArguments<T
     sums.clear(shared, blockDim.x);
     const Turns turns(a.rows, (long long)blockIdx.x * TURN_ROWS, 1,
                       (long long)gridDim.x * TURN_ROWS);
-    RowSource<T, GATED, VECTOR, THREADS> source(a, turns, column, blockDim.x,
+    RowSource<T, N, VECTOR, THREADS> source(a, turns, column, blockDim.x,
                                                 shared + sums.doubles(blockDim.x, false));
-    GradientCursor<T, GATED> out(a, turns, column);
+    GradientCursor<T, N> out(a, turns, column);
     chunks.clear();
     for (int turn = 0; turn < turns.of[0]; ++turn) {
         BackwardRow<T> rows[TURN_ROWS];
         float g[TURN_ROWS][ELEMENTS], dots[TURN_ROWS];
         source.next(turn, rows);
-        first_half<GATED, VECTOR>(a, out, turns, turn, column, count, weight, rows, sums, g, dots);
+        first_half<N, VECTOR>(a, out, turns, turn, column, count, weight, rows, sums, g, dots);
         if (a.dx != nullptr) {
             const float dot = chunks.total(turn, dots);
-            store_dx<GATED, VECTOR>(a, out, turns, turn, count, g, rows, dot);
+            store_dx<N, VECTOR>(a, out, turns, turn, count, g, rows, dot);
         }
         out.advance();
     }
@@ -176,7 +179,7 @@ __global__ void __launch_bounds__(THREADS, BLOCKS) backward_wide(NormArguments<T
 }
 
 // Longer rows: dx and dgate only; their column sums come from `backward_narrow`.
-template <typename T, bool GATED>
+template <typename T, typename N>
 __global__ void __launch_bounds__(WIDE_WARPS * 32) backward_long(NormArguments<T> a) {
     extern __shared__ float long_sums[];  // [chunks]
     float* dots = long_sums;
@@ -193,20 +196,22 @@ __global__ void __launch_bounds__(WIDE_WARPS * 32) backward_long(NormArguments<T
                               a.columns, weight);
                 const Turns turns(a.rows, row, 0, a.rows);
                 BackwardRow<T> r[TURN_ROWS];
-                RowByRow<T, GATED, false>(a, turns, column, 0, nullptr).next(0, r);
-                const BackwardTerms t = backward_terms<GATED, false>(a, r[0], count, weight);
+                RowByRow<T, N, false>(a, turns, column, 0, nullptr).next(0, r);
+                const BackwardTerms t = backward_terms<N, false>(a, r[0], count, weight);
                 if (pass == 0) {
                     const float sum = chunk_tree<32>(lane_dot(t.g, t.xhat));
                     if (lane == 0) dots[chunk] = sum;
                     continue;
                 }
-                const GradientCursor<T, GATED> out(a, turns, column);
-                if (GATED && a.dgate != nullptr) store<false>(out.dgate, count, t.dgate);
+                const GradientCursor<T, N> out(a, turns, column);
+                if (N::GATED && a.dgate != nullptr) store<false>(out.dgate, count, t.dgate);
                 if (a.dx == nullptr) continue;
-                float dx[ELEMENTS];
+                float beside[ELEMENTS], dx[ELEMENTS];
+                if (N::RESIDUAL) unpack(r[0].beside, beside);
 #pragma unroll
                 for (int i = 0; i < ELEMENTS; ++i) {
                     dx[i] = input_gradient(t.g[i], t.xhat[i], r[0].rstd, m);
+                    if (N::RESIDUAL) dx[i] = add(dx[i], beside[i]);
                 }
                 store<false>(out.dx, count, dx);
             }

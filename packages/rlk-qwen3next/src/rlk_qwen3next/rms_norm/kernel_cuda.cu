@@ -4,14 +4,16 @@
 
 #include "rlk_qwen3next/rms_norm/launch_cuda.cuh"
 
-static const auto NO_GATE = [](auto&) {};
+static const auto NOTHING = [](auto&) {};
 
-int rlk_rms_norm_forward(const RmsNormForward* a) { return rlk::run_forward<false>(*a, NO_GATE); }
+int rlk_rms_norm_forward(const RmsNormForward* a) {
+    return rlk::run_forward<rlk::Plain>(*a, NOTHING);
+}
 
 int rlk_rms_norm_backward(const RmsNormBackward* a) {
-    return rlk::run_backward<false>(*a, NO_GATE, nullptr);
+    return rlk::run_backward<rlk::Plain>(*a, NOTHING, nullptr);
 }
 
 long long rlk_rms_norm_backward_workspace(const RmsNormBackward* a) {
-    return rlk::backward_workspace<false>(*a, NO_GATE);
+    return rlk::backward_workspace<rlk::Plain>(*a, NOTHING);
 }

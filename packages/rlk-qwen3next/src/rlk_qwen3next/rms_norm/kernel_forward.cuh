@@ -10,44 +10,55 @@ constexpr int NARROW_THREADS = 256;
 // 32 warps of one chunk each: the longest row whose values stay in registers.
 constexpr int WIDE_WARPS = 32;
 
-template <bool GATED, bool VECTOR, typename T>
+template <typename N, bool VECTOR, typename T>
 __device__ __forceinline__ void store_forward(const NormArguments<T>& a, T* y_at, int count,
                                               const Packed<T>& row, const Packed<T>& gate,
                                               float rstd, const float (&weight)[ELEMENTS]) {
     float x[ELEMENTS], y[ELEMENTS], z[ELEMENTS], act[ELEMENTS];
     unpack(row, x);
-    if (GATED) {
+    if (N::GATED) {
         unpack(gate, z);
         activate(z, a.silu, act);
     }
 #pragma unroll
     for (int i = 0; i < ELEMENTS; ++i) {
         y[i] = multiply(multiply(x[i], rstd), weight[i]);
-        if (GATED) y[i] = multiply(y[i], act[i]);
+        if (N::GATED) y[i] = multiply(y[i], act[i]);
     }
     store<VECTOR>(y_at, count, y);
 }
 
-// The rows of one turn, as loaded.
-template <typename T, bool GATED, bool VECTOR> struct ForwardRows {
-    Cursor<T> x_at, gate_at;
-    Packed<T> x[TURN_ROWS], gate[TURN_ROWS];
+// The rows of one turn: x as loaded, or the sum in its place.
+template <typename T, typename N, bool VECTOR> struct ForwardRows {
+    Cursor<T> x_at, beside_at;
+    Packed<T> x[TURN_ROWS], beside[TURN_ROWS];
 
     __device__ __forceinline__ ForwardRows(const NormArguments<T>& a, const Turns& turns,
                                            int column)
         : x_at(a.x, turns.row, column, turns.step),
-          gate_at(GATED ? a.gate : a.x, turns.row, column, turns.step) {}
+          beside_at(N::BESIDE ? a.beside : a.x, turns.row, column, turns.step) {}
     __device__ __forceinline__ void load(const NormArguments<T>& a, const Turns& turns, int turn,
                                          int count) {
 #pragma unroll
         for (int u = 0; u < TURN_ROWS; ++u) {
             const int inside = turns.inside(turn, u, count);
             x[u] = x_at.template load<VECTOR>(inside, u * turns.apart * a.x.row_stride);
-            if (!GATED) continue;
-            gate[u] = gate_at.template load<VECTOR>(inside, u * turns.apart * a.gate.row_stride);
+            if (!N::BESIDE) continue;
+            beside[u] =
+                beside_at.template load<VECTOR>(inside, u * turns.apart * a.beside.row_stride);
         }
         x_at.advance();
-        if (GATED) gate_at.advance();
+        if (N::BESIDE) beside_at.advance();
+    }
+    // Put sums in the place of x and store them; `out` is where the first row of the turn goes.
+    __device__ __forceinline__ void add_residual(const Turns& turns, int turn, int count, T* out,
+                                                 long long columns) {
+#pragma unroll
+        for (int u = 0; u < TURN_ROWS; ++u) {
+            x[u] = rounded_sum(x[u], beside[u]);
+            store_packed<VECTOR>(out + u * turns.apart * columns, turns.inside(turn, u, count),
+                                 x[u]);
+        }
     }
     __device__ __forceinline__ void dots(float (&sums)[TURN_ROWS]) const {
 #pragma unroll
@@ -60,7 +71,7 @@ template <typename T, bool GATED, bool VECTOR> struct ForwardRows {
 };
 
 // Rows of at most 256 columns: LANES neighbouring lanes hold a row.
-template <typename T, bool GATED, bool VECTOR, int LANES>
+template <typename T, typename N, bool VECTOR, int LANES>
 __global__ void __launch_bounds__(NARROW_THREADS) forward_narrow(NormArguments<T> a) {
     constexpr int GROUPS = NARROW_THREADS / LANES;
     const int lane = threadIdx.x % LANES, column = lane * ELEMENTS;
@@ -70,33 +81,36 @@ __global__ void __launch_bounds__(NARROW_THREADS) forward_narrow(NormArguments<T
                   weight);
     const long long first = (long long)blockIdx.x * GROUPS * TURN_ROWS + threadIdx.x / LANES;
     const Turns turns(a.rows, first, GROUPS, (long long)gridDim.x * GROUPS * TURN_ROWS);
-    ForwardRows<T, GATED, VECTOR> rows(a, turns, column);
+    ForwardRows<T, N, VECTOR> rows(a, turns, column);
     T* y_at = a.y + first * a.columns + column;
+    T* sum_at = a.residual_out + first * a.columns + column;
     float* rstd_at = a.rstd_out + first + lane * GROUPS;
     // Lane 0 has the most turns: a warp takes them together, for its shuffles.
     const int most = __shfl_sync(0xffffffffu, turns.of[0], 0);
     for (int turn = 0; turn < most; ++turn) {
         rows.load(a, turns, turn, count);
+        if (N::RESIDUAL) rows.add_residual(turns, turn, count, sum_at, a.columns);
         float sums[TURN_ROWS];
         rows.dots(sums);
         // A lane takes the root of one of its group's rows only.
-        const float own = inverse_rms(chunk_trees<LANES>(sums), a.length, a.eps);
+        const float own = inverse_rms<typename N::Root>(chunk_trees<LANES>(sums), a.length, a.eps);
 #pragma unroll
         for (int u = 0; u < TURN_ROWS; ++u) {
             if (lane == u && turn < turns.of[u]) *rstd_at = own;
             const int holder = threadIdx.x % 32 / TURN_ROWS * TURN_ROWS + u;
             const float rstd = __shfl_sync(0xffffffffu, own, holder);
-            store_forward<GATED, VECTOR>(a, y_at + u * GROUPS * a.columns,
-                                         turns.inside(turn, u, count), rows.x[u], rows.gate[u],
+            store_forward<N, VECTOR>(a, y_at + u * GROUPS * a.columns,
+                                         turns.inside(turn, u, count), rows.x[u], rows.beside[u],
                                          rstd, weight);
         }
         y_at += turns.step * a.columns;
+        if (N::RESIDUAL) sum_at += turns.step * a.columns;
         rstd_at += turns.step;
     }
 }
 
 // Rows of 257 to 8192 columns: a block holds TURN_ROWS rows, a warp one chunk of each.
-template <typename T, bool GATED, bool VECTOR, int THREADS>
+template <typename T, typename N, bool VECTOR, int THREADS>
 __global__ void __launch_bounds__(THREADS) forward_wide(NormArguments<T> a) {
     __shared__ ChunkSums<THREADS / 32, TURN_ROWS> chunks;
     const int column = threadIdx.x * ELEMENTS;
@@ -106,29 +120,41 @@ __global__ void __launch_bounds__(THREADS) forward_wide(NormArguments<T> a) {
                   weight);
     const long long first = (long long)blockIdx.x * TURN_ROWS;
     const Turns turns(a.rows, first, 1, (long long)gridDim.x * TURN_ROWS);
-    ForwardRows<T, GATED, VECTOR> rows(a, turns, column);
+    ForwardRows<T, N, VECTOR> rows(a, turns, column);
     T* y_at = a.y + first * a.columns + column;
+    T* sum_at = a.residual_out + first * a.columns + column;
     float* rstd_at = a.rstd_out + first + threadIdx.x;
     chunks.clear();
     for (int turn = 0; turn < turns.of[0]; ++turn) {
         rows.load(a, turns, turn, count);
+        if (N::RESIDUAL) rows.add_residual(turns, turn, count, sum_at, a.columns);
         float sums[TURN_ROWS];
         rows.dots(sums);
-        const float own = inverse_rms(chunks.total(turn, sums), a.length, a.eps);
+        const float own = inverse_rms<typename N::Root>(chunks.total(turn, sums), a.length, a.eps);
 #pragma unroll
         for (int u = 0; u < TURN_ROWS; ++u) {
             if (threadIdx.x == u && turn < turns.of[u]) *rstd_at = own;
             const float rstd = __shfl_sync(0xffffffffu, own, u);
-            store_forward<GATED, VECTOR>(a, y_at + u * a.columns, turns.inside(turn, u, count),
-                                         rows.x[u], rows.gate[u], rstd, weight);
+            store_forward<N, VECTOR>(a, y_at + u * a.columns, turns.inside(turn, u, count),
+                                         rows.x[u], rows.beside[u], rstd, weight);
         }
         y_at += turns.step * a.columns;
+        if (N::RESIDUAL) sum_at += turns.step * a.columns;
         rstd_at += turns.step;
     }
 }
 
+// Eight elements of what the norm reads in a long row.
+template <typename N, typename T>
+__device__ __forceinline__ Packed<T> load_sum(const NormArguments<T>& a, long long row, int column,
+                                              int count) {
+    const Packed<T> x = Cursor<T>(a.x, row, column, 0).template load<false>(count);
+    if (!N::RESIDUAL) return x;
+    return rounded_sum(x, Cursor<T>(a.beside, row, column, 0).template load<false>(count));
+}
+
 // Longer rows: warps take turns at chunks, and the row is read twice, from cache.
-template <typename T, bool GATED>
+template <typename T, typename N>
 __global__ void __launch_bounds__(WIDE_WARPS * 32) forward_long(NormArguments<T> a) {
     extern __shared__ float long_sums[];  // [chunks]
     float* sums = long_sums;
@@ -138,24 +164,26 @@ __global__ void __launch_bounds__(WIDE_WARPS * 32) forward_long(NormArguments<T>
         for (int chunk = warp; chunk < chunks; chunk += WIDE_WARPS) {
             const int column = chunk * CHUNK + lane * ELEMENTS;
             float values[ELEMENTS];
-            unpack(Cursor<T>(a.x, row, column, 0)
-                       .template load<false>(elements_inside(column, a.columns)), values);
+            unpack(load_sum<N>(a, row, column, elements_inside(column, a.columns)), values);
             const float sum = chunk_tree<32>(lane_dot(values, values));
             if (lane == 0) sums[chunk] = sum;
         }
         __syncthreads();
-        const float rstd = inverse_rms(add_long_chunks(sums, chunks), a.length, a.eps);
+        const float rstd = inverse_rms<typename N::Root>(add_long_chunks(sums, chunks), a.length, a.eps);
         __syncthreads();
         for (int chunk = warp; chunk < chunks; chunk += WIDE_WARPS) {
             const int column = chunk * CHUNK + lane * ELEMENTS;
             const int count = elements_inside(column, a.columns);
             float weight[ELEMENTS];
-            const Packed<T> x = Cursor<T>(a.x, row, column, 0).template load<false>(count);
+            const Packed<T> x = load_sum<N>(a, row, column, count);
+            if (N::RESIDUAL) {
+                store_packed<false>(a.residual_out + row * a.columns + column, count, x);
+            }
             Packed<T> gate;
-            if (GATED) gate = Cursor<T>(a.gate, row, column, 0).template load<false>(count);
+            if (N::GATED) gate = Cursor<T>(a.beside, row, column, 0).template load<false>(count);
             offset_weight(a.weight, a.weight_dtype, a.weight_stride, a.weight_offset, column,
                           a.columns, weight);
-            store_forward<GATED, false>(a, a.y + row * a.columns + column, count, x, gate, rstd,
+            store_forward<N, false>(a, a.y + row * a.columns + column, count, x, gate, rstd,
                                         weight);
         }
         if (threadIdx.x == 0) a.rstd_out[row] = rstd;

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """rms_norm in Triton: one pass forward, one fused pass backward, same bits as golden."""
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -15,8 +17,8 @@ from rlk.reduce.row_sum.device_triton import chunk_dot
 from .device_triton import (
     CHUNK,
     ROWS,
+    forward_rows,
     input_gradient,
-    inverse_rms,
     load_chunk,
     load_xhat,
     offset_weight,
@@ -26,25 +28,24 @@ from .device_triton import (
 
 @triton.jit
 def rms_norm_forward(
-    x, weight, y, rstd_out, rows, n, x_row, x_column, weight_column, eps, weight_offset,
-    ROWS: tl.constexpr, CHUNK: tl.constexpr,
+    x, residual, weight, y, residual_out, rstd_out, rows, n,
+    x_row, x_column, residual_row, residual_column, weight_column, eps, weight_offset,
+    RESIDUAL: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)  # [R]
-    mask = row < rows
-    rstd = inverse_rms(x, row * x_row, mask, n, x_column, eps, ROWS, CHUNK)
-    tl.store(rstd_out + row, rstd, mask=mask)
-    for start in range(0, n, CHUNK):
-        values = load_chunk(x, row * x_row, mask, start, n, x_column, CHUNK)
-        factor = offset_weight(weight, weight_offset, start, n, weight_column, CHUNK)
-        result = values * rstd[:, None] * factor[None, :]
-        store_chunk(y, result, row, mask, start, n, CHUNK)
+    forward_rows(
+        x, residual, weight, y, residual_out, rstd_out, rows, n,
+        x_row, x_column, residual_row, residual_column, weight_column, eps, weight_offset,
+        RESIDUAL, False, ROWS, CHUNK,
+    )  # fmt: skip
 
 
 @triton.jit
 def rms_norm_backward(
-    dy, x, weight, rstd_in, dx, state, rows, n,
-    dy_row, dy_column, x_row, x_column, weight_column, rstd_row, weight_offset,
-    NEED_X: tl.constexpr, NEED_WEIGHT: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr,
+    dy, dresidual_out, x, weight, rstd_in, dx, state, rows, n,
+    dy_row, dy_column, dresidual_row, dresidual_column, x_row, x_column, weight_column, rstd_row,
+    weight_offset,
+    RESIDUAL: tl.constexpr, NEED_X: tl.constexpr, NEED_WEIGHT: tl.constexpr,
+    ROWS: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)  # [R]
     mask = row < rows
@@ -63,6 +64,10 @@ def rms_norm_backward(
         if NEED_X:
             factor = offset_weight(weight, weight_offset, start, n, weight_column, CHUNK)
             gradient = input_gradient(upstream * factor[None, :], xhat, rstd, m)
+            if RESIDUAL:
+                gradient = gradient + load_chunk(
+                    dresidual_out, row * dresidual_row, mask, start, n, dresidual_column, CHUNK
+                )
             store_chunk(dx, gradient, row, mask, start, n, CHUNK)
         if NEED_WEIGHT:
             columns = start + tl.arange(0, CHUNK)
@@ -70,18 +75,62 @@ def rms_norm_backward(
             add_block(state, columns, n, upstream * xhat, inside)
 
 
+def run_forward(
+    kernel: Any,
+    x: torch.Tensor,
+    residual: torch.Tensor | None,
+    weight: torch.Tensor,
+    eps: float,
+    weight_offset: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(y [T, N], what the norm read [T, N], rstd [T]) by one launch of a forward kernel."""
+    rows, n = x.shape
+    y = torch.empty_like(x, memory_format=torch.contiguous_format)
+    rstd = torch.empty(rows, dtype=torch.float32, device=x.device)
+    added = x if residual is None else residual
+    residual_out = x if residual is None else torch.empty_like(y)
+    launch_triton(
+        kernel, (triton.cdiv(rows, ROWS),),
+        x, added, weight, y, residual_out, rstd, rows, n,
+        *x.stride(), *added.stride(), *weight.stride(), eps, weight_offset,
+        RESIDUAL=residual is not None, ROWS=ROWS, CHUNK=CHUNK,
+    )  # fmt: skip
+    return y, residual_out, rstd
+
+
+def run_backward(
+    dy: torch.Tensor,
+    dresidual_out: torch.Tensor | None,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    rstd: torch.Tensor,
+    weight_offset: float,
+    needs: frozenset[str],
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """(dx [T, N], exact state of dweight [13, N]); x is what the norm read."""
+    rows, n = x.shape
+    need_x, need_weight = "x" in needs, "weight" in needs
+    dx = torch.empty_like(x, memory_format=torch.contiguous_format) if need_x else None
+    state = exact_sum.new(n, x.device) if need_weight else None
+    added = dy if dresidual_out is None else dresidual_out
+    launch_triton(
+        rms_norm_backward, (triton.cdiv(rows, ROWS),),
+        dy, added, x, weight, rstd, x if dx is None else dx, rstd if state is None else state,
+        rows, n, *dy.stride(), *added.stride(), *x.stride(), *weight.stride(), *rstd.stride(),
+        weight_offset,
+        RESIDUAL=dresidual_out is not None, NEED_X=need_x, NEED_WEIGHT=need_weight,
+        ROWS=ROWS, CHUNK=CHUNK,
+    )  # fmt: skip
+    if state is not None:
+        normalise_(state)
+    return dx, state
+
+
 def forward(
     x: torch.Tensor, weight: torch.Tensor, *, eps: float, weight_offset: float, rounding: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(y [T, N], rstd [T])"""
-    rows, n = x.shape
-    y = torch.empty_like(x, memory_format=torch.contiguous_format)
-    rstd = torch.empty(rows, dtype=torch.float32, device=x.device)
-    launch_triton(
-        rms_norm_forward, (triton.cdiv(rows, ROWS),),
-        x, weight, y, rstd, rows, n, *x.stride(), *weight.stride(), eps, weight_offset,
-        ROWS=ROWS, CHUNK=CHUNK,
-    )  # fmt: skip
+    y, _, rstd = run_forward(rms_norm_forward, x, None, weight, eps, weight_offset)
     return y, rstd
 
 
@@ -97,16 +146,4 @@ def backward(
     needs: frozenset[str],
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     """(dx [T, N], exact state of dweight [13, N])"""
-    rows, n = x.shape
-    need_x, need_weight = "x" in needs, "weight" in needs
-    dx = torch.empty_like(x, memory_format=torch.contiguous_format) if need_x else None
-    state = exact_sum.new(n, x.device) if need_weight else None
-    launch_triton(
-        rms_norm_backward, (triton.cdiv(rows, ROWS),),
-        dy, x, weight, rstd, x if dx is None else dx, rstd if state is None else state, rows, n,
-        *dy.stride(), *x.stride(), *weight.stride(), *rstd.stride(), weight_offset,
-        NEED_X=need_x, NEED_WEIGHT=need_weight, ROWS=ROWS, CHUNK=CHUNK,
-    )  # fmt: skip
-    if state is not None:
-        normalise_(state)
-    return dx, state
+    return run_backward(dy, None, x, weight, rstd, weight_offset, needs)

@@ -8,18 +8,18 @@ namespace rlk {
 
 inline int wide_threads(int columns) { return 32 * (int)ceil_divide(columns, CHUNK); }
 
-template <typename T, bool GATED, bool VECTOR, int LANES>
+template <typename T, typename N, bool VECTOR, int LANES>
 cudaError_t forward_narrow_launch(const NormArguments<T>& a, int device, cudaStream_t stream) {
-    constexpr auto kernel = forward_narrow<T, GATED, VECTOR, LANES>;
+    constexpr auto kernel = forward_narrow<T, N, VECTOR, LANES>;
     const long long work = ceil_divide(a.rows, NARROW_THREADS / LANES * TURN_ROWS);
     const int blocks = grid_size<kernel>(NARROW_THREADS, 0, device, work);
     kernel<<<blocks, NARROW_THREADS, 0, stream>>>(a);
     return cudaGetLastError();
 }
 
-template <typename T, bool GATED, bool VECTOR, int THREADS>
+template <typename T, typename N, bool VECTOR, int THREADS>
 cudaError_t forward_wide_launch(const NormArguments<T>& a, int device, cudaStream_t stream) {
-    constexpr auto kernel = forward_wide<T, GATED, VECTOR, THREADS>;
+    constexpr auto kernel = forward_wide<T, N, VECTOR, THREADS>;
     const int threads = wide_threads(a.columns);
     const long long work = ceil_divide(a.rows, TURN_ROWS);
     kernel<<<grid_size<kernel>(threads, 0, device, work), threads, 0, stream>>>(a);
@@ -42,28 +42,28 @@ cudaError_t long_launch(Kernel kernel, const NormArguments<T>& a, int device,
     return cudaGetLastError();
 }
 
-template <typename T, bool GATED>
+template <typename T, typename N>
 cudaError_t norm_forward(const NormArguments<T>& a, int device, cudaStream_t stream) {
     const bool vector =
         vector_rows(a.x.data, a.x.row_stride, a.x.column_stride, a.columns, sizeof(T)) &&
-        (!GATED ||
-         vector_rows(a.gate.data, a.gate.row_stride, a.gate.column_stride, a.columns, sizeof(T)));
+        (!N::BESIDE || vector_rows(a.beside.data, a.beside.row_stride, a.beside.column_stride,
+                                   a.columns, sizeof(T)));
     if (a.columns <= CHUNK) {
-        if (!vector) return forward_narrow_launch<T, GATED, false, 32>(a, device, stream);
+        if (!vector) return forward_narrow_launch<T, N, false, 32>(a, device, stream);
         if (a.columns <= CHUNK / 2) {
-            return forward_narrow_launch<T, GATED, true, 16>(a, device, stream);
+            return forward_narrow_launch<T, N, true, 16>(a, device, stream);
         }
-        return forward_narrow_launch<T, GATED, true, 32>(a, device, stream);
+        return forward_narrow_launch<T, N, true, 32>(a, device, stream);
     }
     if (a.columns <= 8 * CHUNK) {
-        return vector ? forward_wide_launch<T, GATED, true, 256>(a, device, stream)
-                      : forward_wide_launch<T, GATED, false, 256>(a, device, stream);
+        return vector ? forward_wide_launch<T, N, true, 256>(a, device, stream)
+                      : forward_wide_launch<T, N, false, 256>(a, device, stream);
     }
     if (a.columns <= WIDE_WARPS * CHUNK) {
-        return vector ? forward_wide_launch<T, GATED, true, 1024>(a, device, stream)
-                      : forward_wide_launch<T, GATED, false, 1024>(a, device, stream);
+        return vector ? forward_wide_launch<T, N, true, 1024>(a, device, stream)
+                      : forward_wide_launch<T, N, false, 1024>(a, device, stream);
     }
-    return long_launch(forward_long<T, GATED>, a, device, stream);
+    return long_launch(forward_long<T, N>, a, device, stream);
 }
 
 // Where a call of backward runs: filled first, so that the workspace can be sized for it.
@@ -78,11 +78,11 @@ BackwardPlan plan_backward(int threads, bool merges, int device, long long work)
     return {grid_size<KERNEL>(threads, bytes, device, work), threads, bytes};
 }
 
-template <typename T, bool GATED, bool VECTOR, int LANES>
+template <typename T, typename N, bool VECTOR, int LANES>
 cudaError_t backward_narrow_launch(NormArguments<T> a, int device, cudaStream_t stream,
                                    long long* workspace) {
-    constexpr auto kernel = backward_narrow<T, GATED, VECTOR, LANES>;
-    using Source = RowSource<T, GATED, VECTOR, NARROW_THREADS>;
+    constexpr auto kernel = backward_narrow<T, N, VECTOR, LANES>;
+    using Source = RowSource<T, N, VECTOR, NARROW_THREADS>;
     const int chunks = (int)ceil_divide(a.columns, CHUNK);
     const long long work = ceil_divide(a.rows, NARROW_THREADS / LANES * TURN_ROWS);
     const BackwardPlan plan = plan_backward<kernel, Source>(NARROW_THREADS, true, device, work);
@@ -99,11 +99,11 @@ cudaError_t backward_narrow_launch(NormArguments<T> a, int device, cudaStream_t 
     return launch_combine(a.partials, blocks, {a.state, a.columns}, stream);
 }
 
-template <typename T, bool GATED, bool VECTOR, int THREADS, int BLOCKS>
+template <typename T, typename N, bool VECTOR, int THREADS, int BLOCKS>
 cudaError_t backward_wide_launch(NormArguments<T> a, int device, cudaStream_t stream,
                                  long long* workspace) {
-    constexpr auto kernel = backward_wide<T, GATED, VECTOR, THREADS, BLOCKS>;
-    using Source = RowSource<T, GATED, VECTOR, THREADS>;
+    constexpr auto kernel = backward_wide<T, N, VECTOR, THREADS, BLOCKS>;
+    using Source = RowSource<T, N, VECTOR, THREADS>;
     const BackwardPlan plan = plan_backward<kernel, Source>(wide_threads(a.columns), false, device,
                                                             ceil_divide(a.rows, TURN_ROWS));
     if (plan.blocks == 0) return cudaErrorLaunchOutOfResources;
@@ -117,40 +117,40 @@ cudaError_t backward_wide_launch(NormArguments<T> a, int device, cudaStream_t st
     return launch_combine(a.partials, plan.blocks, {a.state, a.columns}, stream);
 }
 
-template <typename T, bool GATED>
+template <typename T, typename N>
 cudaError_t backward_long_launch(NormArguments<T> a, int device, cudaStream_t stream,
                                  long long* workspace) {
     if (workspace == nullptr && (a.dx != nullptr || a.dgate != nullptr)) {
-        const cudaError_t error = long_launch(backward_long<T, GATED>, a, device, stream);
+        const cudaError_t error = long_launch(backward_long<T, N>, a, device, stream);
         if (error != cudaSuccess) return error;
     }
     if (workspace == nullptr && a.state == nullptr) return cudaSuccess;
     a.dx = a.dgate = nullptr;
-    return backward_narrow_launch<T, GATED, false, 32>(a, device, stream, workspace);
+    return backward_narrow_launch<T, N, false, 32>(a, device, stream, workspace);
 }
 
 // Rows of at most 8192 columns, read by words or by elements.
-template <typename T, bool GATED, bool VECTOR>
+template <typename T, typename N, bool VECTOR>
 cudaError_t backward_launch(const NormArguments<T>& a, int device, cudaStream_t stream,
                             long long* workspace) {
     constexpr int LANES = VECTOR ? CHUNK / 2 / ELEMENTS : CHUNK / ELEMENTS;
     if (a.columns <= LANES * ELEMENTS) {
-        return backward_narrow_launch<T, GATED, VECTOR, LANES>(a, device, stream, workspace);
+        return backward_narrow_launch<T, N, VECTOR, LANES>(a, device, stream, workspace);
     }
     if (a.columns <= CHUNK) {
-        return backward_narrow_launch<T, GATED, VECTOR, 32>(a, device, stream, workspace);
+        return backward_narrow_launch<T, N, VECTOR, 32>(a, device, stream, workspace);
     }
     if (a.columns <= 8 * CHUNK) {
-        return backward_wide_launch<T, GATED, VECTOR, 256, 2>(a, device, stream, workspace);
+        return backward_wide_launch<T, N, VECTOR, 256, 2>(a, device, stream, workspace);
     }
     if (a.columns <= 16 * CHUNK) {
-        return backward_wide_launch<T, GATED, VECTOR, 512, 1>(a, device, stream, workspace);
+        return backward_wide_launch<T, N, VECTOR, 512, 1>(a, device, stream, workspace);
     }
-    return backward_wide_launch<T, GATED, VECTOR, 1024, 1>(a, device, stream, workspace);
+    return backward_wide_launch<T, N, VECTOR, 1024, 1>(a, device, stream, workspace);
 }
 
 // Run backward, or only say how many bytes of workspace it takes.
-template <typename T, bool GATED>
+template <typename T, typename N>
 cudaError_t norm_backward(const NormArguments<T>& a, int device, cudaStream_t stream,
                           long long* workspace) {
     if (workspace == nullptr && a.state != nullptr) {
@@ -161,17 +161,17 @@ cudaError_t norm_backward(const NormArguments<T>& a, int device, cudaStream_t st
     const auto aligned = [&](const Rows<T>& r) {
         return vector_rows(r.data, r.row_stride, r.column_stride, a.columns, sizeof(T));
     };
-    const bool vector = aligned(a.x) && aligned(a.dy) && (!GATED || aligned(a.gate));
+    const bool vector = aligned(a.x) && aligned(a.dy) && (!N::BESIDE || aligned(a.beside));
     // The last resort of each length needs no more than the 48 KB that every device has.
     cudaError_t status = cudaErrorLaunchOutOfResources;
     if (a.columns <= WIDE_WARPS * CHUNK) {
-        if (vector) status = backward_launch<T, GATED, true>(a, device, stream, workspace);
+        if (vector) status = backward_launch<T, N, true>(a, device, stream, workspace);
         if (status == cudaErrorLaunchOutOfResources) {
-            status = backward_launch<T, GATED, false>(a, device, stream, workspace);
+            status = backward_launch<T, N, false>(a, device, stream, workspace);
         }
     }
     if (status == cudaErrorLaunchOutOfResources) {
-        status = backward_long_launch<T, GATED>(a, device, stream, workspace);
+        status = backward_long_launch<T, N>(a, device, stream, workspace);
     }
     return status;
 }
@@ -179,7 +179,7 @@ cudaError_t norm_backward(const NormArguments<T>& a, int device, cudaStream_t st
 static_assert(ColumnSums<ELEMENTS>::doubles(NARROW_THREADS, true) * sizeof(double) <= 48 * 1024,
               "sums of a block without a ring fit every device");
 
-// The operands that both norms have, from the struct of either's forward call.
+// The operands that all norms have, from the struct of a forward call.
 template <typename T, typename Call> NormArguments<T> forward_arguments(const Call& a) {
     NormArguments<T> n{};
     n.x = {static_cast<const T*>(a.x), a.x_stride_T, a.x_stride_N};
@@ -218,38 +218,38 @@ template <typename T, typename Call> NormArguments<T> backward_arguments(const C
 // Columns are counted in 32 bits, with room to round up to a chunk.
 constexpr long long MOST_COLUMNS = (1ll << 31) - 1 - CHUNK;
 
-// Run a call on its device; `add_gate(arguments)` fills what only the gated norm has.
-template <bool GATED, typename Call, typename AddGate>
-int run_forward(const Call& a, AddGate add_gate) {
+// Run a call on its device; `add_own(arguments)` fills what only some norms have.
+template <typename N, typename Call, typename AddOwn>
+int run_forward(const Call& a, AddOwn add_own) {
     if (a.N > MOST_COLUMNS) return cudaErrorInvalidValue;
     DeviceGuard guard(a.device);
     if (guard.error() != cudaSuccess) return guard.error();
     return by_dtype(a.x_dtype, [&](auto zero) {
         auto n = forward_arguments<decltype(zero)>(a);
-        add_gate(n);
-        return norm_forward<decltype(zero), GATED>(n, a.device,
+        add_own(n);
+        return norm_forward<decltype(zero), N>(n, a.device,
                                                    static_cast<cudaStream_t>(a.stream));
     });
 }
 
-template <bool GATED, typename Call, typename AddGate>
-int run_backward(const Call& a, AddGate add_gate, long long* workspace) {
+template <typename N, typename Call, typename AddOwn>
+int run_backward(const Call& a, AddOwn add_own, long long* workspace) {
     if (a.N > MOST_COLUMNS) return cudaErrorInvalidValue;
     DeviceGuard guard(a.device);
     if (guard.error() != cudaSuccess) return guard.error();
     return by_dtype(a.x_dtype, [&](auto zero) {
         auto n = backward_arguments<decltype(zero)>(a);
-        add_gate(n);
-        return norm_backward<decltype(zero), GATED>(
+        add_own(n);
+        return norm_backward<decltype(zero), N>(
             n, a.device, static_cast<cudaStream_t>(a.stream), workspace);
     });
 }
 
 // Bytes of workspace that a call of backward takes, or -1 if that cannot be told.
-template <bool GATED, typename Call, typename AddGate>
-long long backward_workspace(const Call& a, AddGate add_gate) {
+template <typename N, typename Call, typename AddOwn>
+long long backward_workspace(const Call& a, AddOwn add_own) {
     long long bytes = 0;
-    return run_backward<GATED>(a, add_gate, &bytes) == cudaSuccess ? bytes : -1;
+    return run_backward<N>(a, add_own, &bytes) == cudaSuccess ? bytes : -1;
 }
 
 }  // namespace rlk

@@ -40,7 +40,8 @@ OPERATOR = Operator(
     scalars=(
         Scalar("eps", 1e-6, minimum=0.0, also=(0.1,)),
         Scalar("weight_offset", 0.0, also=(1.0, 0.37)),
-        Scalar("rounding", "ieee", choices=("ieee",)),
+        # A variant's constant: other kernels, and other claims.
+        Scalar("rounding", "ieee", choices=("ieee", "vllm"), fixed=True),
     ),
     outputs=(Tensor("y", ("...", "N"), ("=x",)),),
     saved=(Tensor("rstd", ("...",), ("float32",)),),

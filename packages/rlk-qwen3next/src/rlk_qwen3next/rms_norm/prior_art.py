@@ -1,12 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Other libraries' functions of the same formula, for the benchmark."""
+"""Other libraries' functions of the same formula, for the benchmark and for their roundings."""
 
 from collections.abc import Callable, Mapping
+from functools import cache, partial
 from typing import Any
 
 import torch
 
 from rlk.bench.variants import Peer
+
+from . import rms_norm
+
+# Our functions, by the name of their rounding.
+ROUNDINGS = {name: partial(rms_norm, rounding=name) for name in ("ieee", "vllm")}
 
 
 def in_torch(scalars: Mapping[str, Any]) -> Callable[..., torch.Tensor]:
@@ -40,4 +46,59 @@ PEERS = (
     Peer("F.rms_norm", "torch", in_torch),
     Peer("Liger", "liger-kernel", in_liger),
     Peer("FlashInfer", "flashinfer-python", in_flashinfer),
+)
+
+
+def in_transformers(scalars: Mapping[str, Any]) -> Callable[..., torch.Tensor]:
+    """Llama's norm in transformers, which rounds the normalised rows before the weight."""
+    from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
+    return of_module(lambda n: LlamaRMSNorm(n, eps=scalars["eps"]))
+
+
+def in_vllm(scalars: Mapping[str, Any]) -> Callable[..., torch.Tensor]:
+    """vLLM's compiled kernel."""
+    from vllm import _custom_ops as kernels
+
+    def call(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        y = torch.empty_like(x)
+        kernels.rms_norm(y, x, weight, scalars["eps"])
+        return y
+
+    return call
+
+
+def in_fla(scalars: Mapping[str, Any]) -> Callable[..., torch.Tensor]:
+    """flash-linear-attention's norm."""
+    from fla.modules.layernorm import rms_norm as function
+
+    return lambda x, weight: function(x, weight, None, eps=scalars["eps"])
+
+
+def in_sglang(scalars: Mapping[str, Any]) -> Callable[..., torch.Tensor]:
+    """SGLang's norm in Triton."""
+    from sglang.srt.layers.elementwise import fused_rmsnorm
+
+    return lambda x, weight: fused_rmsnorm(x, weight, scalars["eps"])
+
+
+def of_module(build: Callable[[int], torch.nn.Module]) -> Callable[..., torch.Tensor]:
+    """A call of a module that `build` makes for the length of a row, with the weight put in."""
+
+    made = cache(build)
+
+    def call(x: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
+        *others, weight = rest
+        given = {"weight": weight}
+        found: torch.Tensor = torch.func.functional_call(made(len(weight)), given, (x, *others))
+        return found
+
+    return call
+
+
+CONVENTIONS = (
+    Peer("transformers, cast before the weight", "transformers", in_transformers),
+    Peer("vLLM, compiled", "vllm", in_vllm),
+    Peer("FLA", "fla-core", in_fla),
+    Peer("SGLang, Triton", "sglang", in_sglang),
 )

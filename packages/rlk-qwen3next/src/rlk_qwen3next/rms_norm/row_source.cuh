@@ -11,15 +11,15 @@ namespace rlk {
 
 // One row's operands of a lane, as loaded.
 template <typename T> struct BackwardRow {
-    Packed<T> dy, x, gate;
+    Packed<T> dy, x, beside;
     float rstd;
 };
 
 // Where the operands of a lane's next turn lie.
-template <typename T, bool GATED> struct BackwardCursor {
-    Cursor<T> dy, x, gate;
+template <typename T, typename N> struct BackwardCursor {
+    Cursor<T> dy, x, beside;
     // From one row of a turn to the next.
-    long long dy_apart, x_apart, gate_apart, rstd_apart, rstd_step;
+    long long dy_apart, x_apart, beside_apart, rstd_apart, rstd_step;
     const float* rstd;
     Turns turns;
     int turn = 0, count;
@@ -27,15 +27,15 @@ template <typename T, bool GATED> struct BackwardCursor {
     __device__ __forceinline__ BackwardCursor(const NormArguments<T>& a, const Turns& turns,
                                               int column)
         : dy(a.dy, turns.row, column, turns.step), x(a.x, turns.row, column, turns.step),
-          gate(GATED ? a.gate : a.x, turns.row, column, turns.step),
+          beside(N::BESIDE ? a.beside : a.x, turns.row, column, turns.step),
           dy_apart(turns.apart * a.dy.row_stride), x_apart(turns.apart * a.x.row_stride),
-          gate_apart(turns.apart * a.gate.row_stride), rstd_apart(turns.apart * a.rstd_stride),
-          rstd_step(turns.step * a.rstd_stride), rstd(a.rstd + turns.row * a.rstd_stride),
+          beside_apart(turns.apart * a.beside.row_stride),
+          rstd_apart(turns.apart * a.rstd_stride), rstd_step(turns.step * a.rstd_stride), rstd(a.rstd + turns.row * a.rstd_stride),
           turns(turns), count(elements_inside(column, a.columns)) {}
     __device__ __forceinline__ void advance() {
         dy.advance();
         x.advance();
-        if (GATED) gate.advance();
+        if (N::BESIDE) beside.advance();
         rstd += rstd_step;
         ++turn;
     }
@@ -43,14 +43,14 @@ template <typename T, bool GATED> struct BackwardCursor {
 
 // Turns on their way: a thread copies its own share of the next rows to shared memory while it
 // works on these, so that many bytes are in flight without holding registers.
-template <typename T, bool GATED> struct RowRing {
+template <typename T, typename N> struct RowRing {
     // 4 rows ahead of 2-byte elements, 2 of FP32: the same bytes in flight.
     static constexpr int STAGES = (8 / sizeof(T) > 2 ? 4 : 2) / TURN_ROWS;
-    static constexpr int TENSORS = GATED ? 3 : 2;
+    static constexpr int TENSORS = N::BESIDE ? 3 : 2;
     static constexpr int WORDS = Packed<T>::WORDS;
     static constexpr int ROW_WORDS = TENSORS * WORDS;
 
-    BackwardCursor<T, GATED> cursor;
+    BackwardCursor<T, N> cursor;
     uint4* words;  // [STAGES][TURN_ROWS][ROW_WORDS][threads], this thread's
     float* rstds;  // [STAGES][TURN_ROWS][threads], this thread's
     int threads, stage;
@@ -82,7 +82,9 @@ template <typename T, bool GATED> struct RowRing {
             if (cursor.turns.inside(cursor.turn, u, cursor.count) > 0) {
                 copy(cursor.dy.at + u * cursor.dy_apart, to);
                 copy(cursor.x.at + u * cursor.x_apart, to + WORDS * threads);
-                if (GATED) copy(cursor.gate.at + u * cursor.gate_apart, to + 2 * WORDS * threads);
+                if (N::BESIDE) {
+                    copy(cursor.beside.at + u * cursor.beside_apart, to + 2 * WORDS * threads);
+                }
                 __pipeline_memcpy_async(rstd_to, cursor.rstd + u * cursor.rstd_apart,
                                         sizeof(float));
             } else {
@@ -108,7 +110,7 @@ template <typename T, bool GATED> struct RowRing {
         for (int u = 0; u < TURN_ROWS; ++u, from += ROW_WORDS * threads) {
             rows[u].dy = read(from);
             rows[u].x = read(from + WORDS * threads);
-            if (GATED) rows[u].gate = read(from + 2 * WORDS * threads);
+            if (N::BESIDE) rows[u].beside = read(from + 2 * WORDS * threads);
             rows[u].rstd = rstds[(stage * TURN_ROWS + u) * threads];
         }
         fetch(stage);
@@ -117,8 +119,8 @@ template <typename T, bool GATED> struct RowRing {
 };
 
 // Where a ring does not fit or words cannot be read: rows are loaded when they are needed.
-template <typename T, bool GATED, bool VECTOR> struct RowByRow {
-    BackwardCursor<T, GATED> cursor;
+template <typename T, typename N, bool VECTOR> struct RowByRow {
+    BackwardCursor<T, N> cursor;
 
     static int bytes(int) { return 0; }
     __device__ __forceinline__ RowByRow(const NormArguments<T>& a, const Turns& turns, int column,
@@ -130,8 +132,9 @@ template <typename T, bool GATED, bool VECTOR> struct RowByRow {
             const int inside = cursor.turns.inside(turn, u, cursor.count);
             rows[u].dy = cursor.dy.template load<VECTOR>(inside, u * cursor.dy_apart);
             rows[u].x = cursor.x.template load<VECTOR>(inside, u * cursor.x_apart);
-            if (GATED) {
-                rows[u].gate = cursor.gate.template load<VECTOR>(inside, u * cursor.gate_apart);
+            if (N::BESIDE) {
+                rows[u].beside =
+                    cursor.beside.template load<VECTOR>(inside, u * cursor.beside_apart);
             }
             rows[u].rstd = inside > 0 ? cursor.rstd[u * cursor.rstd_apart] : 0.0f;
         }
@@ -139,8 +142,8 @@ template <typename T, bool GATED, bool VECTOR> struct RowByRow {
     }
 };
 
-template <typename T, bool GATED, bool VECTOR, int THREADS>
-using RowSource = std::conditional_t<VECTOR && THREADS <= 256, RowRing<T, GATED>,
-                                     RowByRow<T, GATED, VECTOR>>;
+template <typename T, typename N, bool VECTOR, int THREADS>
+using RowSource = std::conditional_t<VECTOR && THREADS <= 256, RowRing<T, N>,
+                                     RowByRow<T, N, VECTOR>>;
 
 }  // namespace rlk

@@ -6,7 +6,6 @@ import torch
 
 from rlk import trace
 from rlk.compare import assert_same_bits
-from rlk.errors import ArgumentError
 from rlk_qwen3next import RMSNorm, rms_norm
 
 
@@ -75,12 +74,6 @@ def test_module_initial_weight_gives_the_bare_normalised_rows(backend):
     x = torch.full((2, 4), 3.0)
     y = rms_norm(x, RMSNorm(4).weight, 0.0, backend=backend)
     assert_same_bits(y.detach(), torch.ones(2, 4), "y")
-
-
-def test_residual_is_reserved():
-    x, weight = torch.ones(2, 4), torch.ones(4)
-    with pytest.raises(ArgumentError, match="rms_norm: residual must be None, got a value"):
-        rms_norm(x, weight, residual=x)
 
 
 def test_empty_batch_launches_nothing(backend):

@@ -8,7 +8,7 @@
 template <typename Call> static auto gate_of(const Call& a) {
     return [&a](auto& n) {
         using T = std::remove_pointer_t<decltype(n.y)>;
-        n.gate = {static_cast<const T*>(a.gate), a.gate_stride_T, a.gate_stride_N};
+        n.beside = {static_cast<const T*>(a.gate), a.gate_stride_T, a.gate_stride_N};
         n.silu = a.activation == ACTIVATION_SILU;
     };
 }
@@ -22,13 +22,13 @@ static auto gate_of(const RmsNormGatedBackward& a) {
 }
 
 int rlk_rms_norm_gated_forward(const RmsNormGatedForward* a) {
-    return rlk::run_forward<true>(*a, gate_of(*a));
+    return rlk::run_forward<rlk::Gated>(*a, gate_of(*a));
 }
 
 int rlk_rms_norm_gated_backward(const RmsNormGatedBackward* a) {
-    return rlk::run_backward<true>(*a, gate_of(*a), nullptr);
+    return rlk::run_backward<rlk::Gated>(*a, gate_of(*a), nullptr);
 }
 
 long long rlk_rms_norm_gated_backward_workspace(const RmsNormGatedBackward* a) {
-    return rlk::backward_workspace<true>(*a, gate_of(*a));
+    return rlk::backward_workspace<rlk::Gated>(*a, gate_of(*a));
 }

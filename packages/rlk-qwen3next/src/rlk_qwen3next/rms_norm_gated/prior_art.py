@@ -1,13 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Other libraries' functions of the same formula, for the benchmark."""
+"""Other libraries' functions of the same formula, for the benchmark and for their roundings."""
 
 from collections.abc import Callable, Mapping
-from functools import cache
 from typing import Any
 
 import torch
 
 from rlk.bench.variants import Peer
+
+from ..rms_norm.prior_art import of_module
+from . import rms_norm_gated
+
+# Our function, by the name of its rounding.
+ROUNDINGS = {"ieee": rms_norm_gated}
 
 
 def in_fla(scalars: Mapping[str, Any]) -> Callable[..., torch.Tensor]:
@@ -32,17 +37,24 @@ def in_transformers(scalars: Mapping[str, Any]) -> Callable[..., torch.Tensor]:
 
     if scalars["activation"] != "silu" or scalars["weight_offset"]:
         raise ValueError("it has silu and no offset alone")
-    made = cache(lambda width: Qwen3NextRMSNormGated(width, eps=scalars["eps"]))
+    return of_module(lambda n: Qwen3NextRMSNormGated(n, eps=scalars["eps"]))
+
+
+def in_vllm(scalars: Mapping[str, Any]) -> Callable[..., torch.Tensor]:
+    """vLLM's copy of the gated norm in Triton."""
+    from vllm.model_executor.layers.fla.ops.layernorm_guard import rmsnorm_fn
 
     def call(x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        given = {"weight": weight}
-        result: torch.Tensor = torch.func.functional_call(made(x.shape[-1]), given, (x, gate))
-        return result
+        found: torch.Tensor = rmsnorm_fn(
+            x, weight, None, z=gate, eps=scalars["eps"], norm_before_gate=True
+        )
+        return found
 
     return call
 
 
 PEERS = (
-    Peer("transformers", "transformers", in_transformers),
+    Peer("transformers, cast before the weight", "transformers", in_transformers),
     Peer("FLA", "fla-core", in_fla),
 )
+CONVENTIONS = (Peer("vLLM, RMSNormGated", "vllm", in_vllm),)

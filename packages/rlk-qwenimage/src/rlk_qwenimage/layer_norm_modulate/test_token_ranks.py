@@ -168,9 +168,8 @@ def test_tokens_on_three_ranks_sum_only_what_is_wanted(three):
     three.run(compare_wanted)
 
 
-@pytest.mark.parametrize("compiler", ["aot_eager", "inductor"])
-def test_tokens_on_three_ranks_compiled_have_the_bytes_of_one(three, compiler):
-    three.run(compare_compiled, compiler)
+def test_tokens_on_three_ranks_compiled_have_the_bytes_of_one(three):
+    three.run(compare_compiled, "aot_eager")
 
 
 def test_projection_behind_tokens_on_three_ranks_has_whole_gradients(three):

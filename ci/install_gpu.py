@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Installed wheels on a GPU, outside the checkout: prebuilt, compiled here, and Triton's kernels.
+
+    python ci/install_gpu.py WHEELS OUT_DIR [--device cpu]
+
+Installs the wheels of a folder three times, without network: as they are with nvcc hidden, with
+the prebuilt kernels removed, and with both. Every operator runs forward and backward, eager and
+compiled, and must give the same bytes in all three. On a CPU, which a dry run may name, golden
+computes and only the installations differ. Exit status 0 all equal, 1 something is not, 2 usage.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+# name -> (prebuilt kernels stay, nvcc is found, the backend that must run)
+WAYS = {
+    "prebuilt": (True, False, "cuda"),
+    "compiled": (False, True, "cuda"),
+    "triton": (False, False, "triton"),
+}
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+def main(wheels: Path, out: Path, device: str) -> int:
+    """Install, run and compare; the exit status."""
+    found = sorted(wheels.glob("rlk_*.whl"))
+    if not any("manylinux" in wheel.name for wheel in found):
+        print(f"install_gpu: {wheels} must hold wheels with kernels, got {[w.name for w in found]}")
+        return 2
+    results = {}
+    for way, (prebuilt, nvcc, backend) in WAYS.items():
+        site = install(found, out / way, prebuilt)
+        results[way] = run(site, way, nvcc, "golden" if device == "cpu" else backend, device)
+    red = 0
+    for case, first in results["prebuilt"].items():
+        for way, others in results.items():
+            if others.get(case) != first:
+                red += 1
+                print(f"{case}: {way} must equal prebuilt, got {others.get(case)}, {first}")
+    count = len(results["prebuilt"])
+    (out / "install.json").write_text(json.dumps(results, indent=1))
+    print(f"{count} results of each of {', '.join(results)}: {red} differ")
+    return 1 if red or not count else 0
+
+
+def install(wheels: list[Path], folder: Path, prebuilt: bool) -> Path:
+    """A folder to import from, which holds the wheels alone."""
+    shutil.rmtree(folder, ignore_errors=True)
+    site = folder / "site"
+    options = ["--quiet", "--no-index", "--no-deps", "--target", str(site)]
+    command = [sys.executable, "-m", "pip", "install", *options, *map(str, wheels)]
+    subprocess.run(command, check=True)
+    held = [path for path in site.rglob("prebuilt") if path.is_dir()]
+    if not held:
+        raise SystemExit(f"install_gpu: the wheels must bring prebuilt kernels, got none in {site}")
+    for path in [] if prebuilt else held:
+        shutil.rmtree(path)
+    return site
+
+
+def run(site: Path, way: str, nvcc: bool, backend: str, device: str) -> dict[str, str]:
+    """What a process of this installation computes: digests by operator, dtype, mode, tensor."""
+    environment = dict(os.environ)
+    # Triton brings a ptxas of its own; nothing else of the toolkit is needed without nvcc.
+    environment |= {"PYTHONPATH": str(site), "RLK_CACHE_DIR": str(site.parent / "cache")}
+    if not nvcc:
+        environment["CUDA_HOME"] = str(site.parent / "no-toolkit")
+    command = [sys.executable, __file__, "--run", way, backend, device]
+    done = subprocess.run(command, cwd=site.parent, env=environment, stdout=subprocess.PIPE)
+    if done.returncode != 0:
+        raise SystemExit(f"install_gpu: the run {way} ended with status {done.returncode}")
+    return json.loads(done.stdout)
+
+
+def child(way: str, backend: str, device: str) -> None:
+    """Run every operator of this process's installation and print the digests."""
+    import torch
+
+    import rlk
+    from rlk import cli, dispatch, registry
+    from rlk.cli.public_run import run as run_public
+    from rlk.cuda import build, cache, kernels, launch, prebuilt, toolchain
+
+    inside = Path(rlk.__file__).resolve().is_relative_to(Path.cwd().resolve())
+    require(inside, f"rlk must come from the installation, got {rlk.__file__}")
+    keeps, nvcc, _ = WAYS[way]
+    require(nvcc or toolchain.nvcc_missing() is not None, "nvcc must be hidden")
+    arch = launch.device_arch(0) if device == "cuda" else "sm_90"
+    operators = {o.name: o for o in registry.operators().values()}
+    sources: dict[Path, Any] = {}
+    for operator in operators.values():
+        row = operator.backend(kernels.BACKEND)
+        for one in kernels.launched_by(row.load()) if row else ():
+            sources[one.source] = one
+    for one in sources.values():
+        name = kernels.name_of(one)
+        library, verdict = prebuilt.examine(one.source, name, one.generated, arch)
+        require((library is not None) == keeps, f"{name}: prebuilt kernels must fit: {verdict}")
+    for operator in operators.values() if device == "cuda" else ():
+        auto = dispatch.choose(operator, torch.device(device), dispatch.AUTO).backend.name
+        wanted = "triton" if way == "triton" else operator.backends[0].name
+        require(auto == wanted, f"{operator.name}: auto must choose {wanted}, got {auto}")
+    results = {}
+    exported = registry.public_function
+    for name, operator in operators.items():
+        for dtype in DTYPES:
+            batch = cli.check.__globals__["_inputs"](operator, dtype, None, 1)
+            for mode in ("eager", "compiled"):
+                torch._dynamo.reset()
+                function = exported(operator)
+                if mode == "compiled":
+                    function = torch.compile(function, fullgraph=True, backend="aot_eager")
+                registry.public_function = lambda _, chosen=function: chosen
+                found = run_public(operator, batch, torch.device(device), backend, grad=True)
+                require(found.backends == {backend}, f"{name} must run {backend}: {found.backends}")
+                for tensor, value in found.tensors.items():
+                    data = value.contiguous().cpu().view(torch.uint8).numpy().tobytes()
+                    key = f"{name}/{dtype}/{mode}/{tensor}"
+                    results[key] = hashlib.sha256(data).hexdigest()[:16]
+    for key, digest in results.items():
+        eager = results[key.replace("/compiled/", "/eager/")]
+        require(digest == eager, f"{key} must equal eager, got {digest}, {eager}")
+    held = len(list(cache.entries()))
+    count = 0 if device == "cpu" or not nvcc else len(sources)
+    require(held == count, f"{build.cache_folder()} must hold {count} binaries, got {held}")
+    print(json.dumps(results))
+
+
+def require(holds: bool, what: str) -> None:
+    """End this process unless something holds."""
+    if not holds:
+        raise SystemExit(f"install_gpu: {what}")
+
+
+if __name__ == "__main__":
+    arguments = sys.argv[1:]
+    if arguments[:1] == ["--run"]:
+        child(*arguments[1:])
+    elif len(arguments) in (2, 4) and arguments[2:3] in ([], ["--device"]):
+        place = arguments[3] if arguments[2:] else "cuda"
+        folders = [Path(argument).absolute() for argument in arguments[:2]]
+        sys.exit(main(*folders, place))
+    else:
+        print(__doc__, file=sys.stderr)
+        sys.exit(2)
