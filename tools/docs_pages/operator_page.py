@@ -86,7 +86,7 @@ def _claims(operator: Operator, evidence: Evidence) -> str:
         (
             f"`{claim.word}`",
             ", ".join(claim.tensors),
-            *(cell(_claim(operator, claim, b.name, p, evidence)) for b, p in wanted),
+            *(_claim(operator, claim, b.name, p, evidence) for b, p in wanted),
         )
         for claim in operator.claims
     ]
@@ -103,10 +103,14 @@ def _claims(operator: Operator, evidence: Evidence) -> str:
 
 def _claim(
     operator: Operator, claim: Claim, backend: str, platform: str, evidence: Evidence
-) -> Found | None:
-    if claim.among and backend not in claim.among:
+) -> str | None:
+    """What a cell says; None where the claim says nothing of a backend or platform."""
+    other_backend = claim.among and backend not in claim.among
+    # Golden on a CPU is what GPUs are compared with.
+    no_gpu = claim.word == "gpu_to_gpu" and (backend == "golden" or platform == "cpu")
+    if other_backend or no_gpu:
         return None
-    return evidence.claim(operator, claim.word, backend, platform)
+    return cell(evidence.claim(operator, claim.word, backend, platform))
 
 
 def _dispatch(operator: Operator) -> str:
