@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from structure import docstrings, files, names, supply, tolerances
+from structure import docstrings, drawing, files, names, supply, tolerances
 from structure.tree import Tree, Violation
 
 RULES: tuple[Callable[[Tree], Iterator[Violation]], ...] = (
@@ -28,6 +28,7 @@ RULES: tuple[Callable[[Tree], Iterator[Violation]], ...] = (
     names.operator_name,
     docstrings.public_docstring,
     supply.shipped_code,
+    drawing.drawn_tree,
 )
 
 

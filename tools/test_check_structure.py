@@ -115,6 +115,7 @@ LONG_FUNCTION = "def long():\n" + "    x = 1\n" * 60
         ("operator-folder", f"{OPERATOR}/test_fold.py", None),
         ("operator-folder", f"{OPERATOR}/page.md", None),
         ("typed-marker", f"{TOY}/py.typed", None),
+        ("drawn-tree", "ARCHITECTURE.md", "## Tree\n\n```text\n  a.py    words\n```\n"),
         ("public-docstring", f"{OPERATOR}/__init__.py", HEADER + PUBLIC.replace("Raises:", "")),
         ("public-docstring", f"{OPERATOR}/__init__.py", HEADER + PUBLIC.replace("Returns:", "")),
         ("public-docstring", f"{OPERATOR}/__init__.py", HEADER + PUBLIC.replace("Args:", "")),
@@ -133,6 +134,21 @@ def test_structure_planted_violation_is_reported_by_its_rule_alone(plant, rule, 
     assert {name for name, _ in found} == {rule}
     if text is not None:
         assert path in {where for _, where in found}
+
+
+@pytest.mark.parametrize(
+    ("drawn", "found"),
+    [
+        ("a.py math/row/", []),
+        ("a.py", ["core/src/rlk/math/ is missing"]),
+        ("math/", ["core/src/rlk/a.py is missing"]),
+        ("a.py b.py math/", ["b.py is not there"]),
+    ],
+)
+def test_structure_drawn_tree_must_be_the_one_that_is_there(plant, tmp_path, drawn, found):
+    page = f"a.py\n\n## Tree\n\n```text\n{CORE}/\n  {drawn}    words\n```\n\nmath/\n"
+    plant({A: HEADER, f"{CORE}/math/row/b.cu": f"// {HEADER}", "ARCHITECTURE.md": page})
+    assert [v.message for v in check(tmp_path) if v.rule == "drawn-tree"] == found
 
 
 @pytest.mark.parametrize(

@@ -12,11 +12,12 @@ from collections.abc import Mapping
 
 from docs_pages import reference
 from docs_pages.errors import StageError
-from docs_pages.evidence import Evidence, Found, distribution
+from docs_pages.evidence import Evidence, distribution
 from docs_stage import ROOT
 
 from rlk import environment, registry
 from rlk.operator import Operator
+from rlk.records import Origin
 from rlk.report import plots
 
 _PART = re.compile(r"(<!-- rlk:begin (\S+)(?: (\S+))? -->\n).*?(<!-- rlk:end \2 -->)", re.DOTALL)
@@ -36,7 +37,7 @@ def written(
     def filled(match: re.Match[str]) -> str:
         begin, part, name, end = match.groups()
         if part == "claims":
-            content = reference.claims(operators, evidence, _page, RECORDS, _told)
+            content = _claims(operators, evidence)
         elif part == "plot" and name in operators:
             content = _plot(operators[name], evidence, images)
         else:
@@ -46,9 +47,20 @@ def written(
     return _PART.sub(filled, text), images
 
 
-def _told(found: Found) -> str:
-    # The commit, not whether it is that of the current sources: a commit changes nothing here.
-    return f"{found.verdict} at {(found.origin.commit or 'no commit')[:9]}"
+def _claims(operators: Mapping[str, Operator], evidence: Evidence) -> str:
+    """The table, and the commits of the records that it links."""
+    # Not whether a record is of the current sources: a commit then changes nothing here.
+    cells = reference.claims(operators, evidence, _page, RECORDS, lambda found: found.verdict)
+    cited = [
+        f"[{record.origin.platform}]({RECORDS}{path}) at {_commit(record.origin)}"
+        for path, record in evidence.records.items()
+        if f"({RECORDS}{path})" in cells
+    ]
+    return f"{cells}\nRecords: {', '.join(cited)}.\n"
+
+
+def _commit(origin: Origin) -> str:
+    return (origin.commit or "no commit")[:9]
 
 
 def _page(operator: Operator) -> str:
@@ -62,8 +74,8 @@ def _plot(operator: Operator, evidence: Evidence, images: dict[str, str]) -> str
         name = f"docs/{operator.name}-peers.svg"
         images[name] = plots.against_peers(rows)
         words = f"{operator.name}, times of each variant in multiples of the floor"
-        commit = (record.origin.commit or "no commit")[:9]
-        facts = f"{record.origin.device}, torch {record.origin.torch}, at {commit}"
+        origin = record.origin
+        facts = f"{origin.device}, torch {origin.torch}, at {_commit(origin)}"
         return f"![{words}]({name})\n\n[Record]({RECORDS}{path}): {facts}.\n"
     raise StageError(f"README.md: a plot of {operator.name} must have a record, got none")
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The page of one operator: what its folder says, its declaration, and what was measured."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from docs_pages.errors import StageError
 from docs_pages.evidence import Evidence, Found
@@ -10,7 +10,6 @@ from rlk.operator import Backend, Claim, Operator, Tensor
 from rlk.records import Origin
 from rlk.report import plots, tables
 from rlk.report.markdown import table
-from rlk.report.page import ALT
 
 # Every page has these; what is generated stands in front of the first.
 REQUIRED = ("Beside other libraries", "Reuse", "Limits")
@@ -148,12 +147,7 @@ def _speed(operator: Operator, evidence: Evidence, images: dict[str, str]) -> It
             yield f"**{heading}**\n"
             yield table(tables.SPEED, cells)
     if everything:
-        drawings = {
-            "peers": plots.against_peers(everything),
-            "roofline": plots.roofline(everything),
-            "rows": plots.time_per_rows(everything),
-        }
-        yield from _images(operator, drawings, images)
+        yield from _images(operator, plots.of_times(everything), images)
 
 
 def _values(operator: Operator, evidence: Evidence, images: dict[str, str]) -> Iterator[str]:
@@ -166,20 +160,15 @@ def _values(operator: Operator, evidence: Evidence, images: dict[str, str]) -> I
             yield f"**{heading}**\n"
             yield table(tables.VALUES, cells)
     if everything:
-        drawings = {
-            "differing": plots.differing_rows(everything),
-            "ulp": plots.ulp_histograms(everything),
-        }
-        yield from _images(operator, drawings, images)
+        yield from _images(operator, plots.of_values(everything), images)
 
 
 def _images(
-    operator: Operator, drawings: dict[str, str | None], images: dict[str, str]
+    operator: Operator, drawings: Mapping[str, str], images: dict[str, str]
 ) -> Iterator[str]:
     for name, svg in drawings.items():
-        if svg is not None:
-            images[f"{operator.name}-{name}.svg"] = svg
-            yield f"![{ALT[name]}]({operator.name}-{name}.svg){{ .plot }}\n"
+        images[f"{operator.name}-{name}.svg"] = svg
+        yield f"![{plots.ALT[name]}]({operator.name}-{name}.svg){{ .plot }}\n"
 
 
 def _source(origin: Origin, path: str, state: str) -> str:

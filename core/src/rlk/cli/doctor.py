@@ -19,7 +19,7 @@ from rlk import dispatch, registry
 from rlk.cli import select
 from rlk.cli.console import console, table
 from rlk.cuda import build, cache, kernels, launch, prebuilt, toolchain
-from rlk.errors import RlkError
+from rlk.errors import PlatformError, RlkError
 
 # The ends of what was run, on the CPU by `hatch run compat:all` or on a GPU; both included.
 TESTED = {
@@ -114,18 +114,24 @@ def _requirements(installed: Distribution) -> Finding:
 
 def _devices() -> Iterator[Finding]:
     """Who would compute on each kind of device."""
-    operators = registry.discover()[0].values()
+    operators = sorted(registry.discover()[0].items())
     for device in select.devices():
         place = dispatch.platform_of(device)
-        name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
-        without, serving = [], set()
-        for operator in operators:
+        found = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+        elsewhere, without, serving = {}, [], set()
+        for name, operator in operators:
             try:
                 serving.add(dispatch.choose(operator, device, dispatch.AUTO).backend.name)
+            except PlatformError as error:
+                elsewhere[name] = str(error)
             except RlkError as error:
                 without.append(str(error))
-        found = f"{name}, served by {', '.join(sorted(serving)) or 'nothing'}"
-        yield Finding(place, "wrong" if without else "ok", found, without[0] if without else "")
+        found += f", served by {', '.join(sorted(serving)) or 'nothing'}"
+        # An operator for GPUs alone is no fault of a CPU that computes the others.
+        faults = without if serving else [*without, *elsewhere.values()]
+        if serving and elsewhere:
+            found += f"; not for {', '.join(elsewhere)}"
+        yield Finding(place, "wrong" if faults else "ok", found, faults[0] if faults else "")
     if not torch.cuda.is_available():
         builds = torch.version.cuda or "no CUDA"
         yield Finding("nvidia", "missing", f"no GPU; torch is built for {builds}")

@@ -2,6 +2,7 @@
 """`rlk doctor` and `rlk show` on machines that have everything, and on ones that lack something."""
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -48,6 +49,14 @@ def one_kernel(monkeypatch):
         monkeypatch.setattr(prebuilt, "examine", lambda *_: (None, verdict))
 
     return use
+
+
+@pytest.fixture
+def for_gpus(twice):
+    """An operator without a backend for CPUs."""
+    (golden,) = (b for b in twice.backends if b.name == "golden")
+    on_gpus = replace(golden, platforms=("nvidia",), on_request=())
+    return replace(twice, name="for_gpus", backends=(on_gpus,))
 
 
 def test_doctor_of_a_working_machine_exits_zero_and_says_who_serves(findings):
@@ -135,6 +144,22 @@ def test_doctor_gpu_without_a_usable_backend_exits_one(findings, monkeypatch):
     assert found["nvidia"][2].startswith("twice: no backend can run on nvidia (quantum: ")
 
 
+def test_doctor_operator_for_gpus_alone_is_no_fault_of_a_cpu(
+    findings, twice, for_gpus, monkeypatch
+):
+    found = {"twice": twice, "for_gpus": for_gpus}
+    monkeypatch.setattr(registry, "discover", lambda: (found, {}))
+    status, found = findings()
+    assert (status, found["cpu"]) == (0, ("ok", "CPU, served by golden; not for for_gpus", ""))
+
+
+def test_doctor_cpu_that_no_operator_is_for_exits_one(findings, for_gpus, monkeypatch):
+    monkeypatch.setattr(registry, "discover", lambda: ({"for_gpus": for_gpus}, {}))
+    status, found = findings()
+    assert (status, found["cpu"][:2]) == (1, ("wrong", "CPU, served by nothing"))
+    assert found["cpu"][2].startswith("for_gpus: the device must be an NVIDIA GPU, got cpu; ")
+
+
 def test_doctor_machine_without_nvcc_is_no_fault(findings, tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_HOME", str(tmp_path))
     status, found = findings()
@@ -166,8 +191,6 @@ def test_doctor_cache_that_is_not_writable_is_told(findings, cache, monkeypatch)
 
 
 def test_show_explains_each_place_of_a_kernel(invoke, twice, cache, monkeypatch, tmp_path):
-    from dataclasses import replace
-
     from rlk import backends
     from rlk.reduce.exact_sum import kernel_cuda
 

@@ -94,12 +94,7 @@ def _speed(made: Page, operator: str, rows: list[BenchRow]) -> Iterator[str]:
     for heading, cells in tables.speed(rows):
         yield f"**{heading}**\n"
         yield table(tables.SPEED, cells)
-    drawings = {
-        "peers": plots.against_peers(rows),
-        "roofline": plots.roofline(rows),
-        "rows": plots.time_per_rows(rows),
-    }
-    yield from show(made, operator, drawings)
+    yield from _show(made, operator, plots.of_times(rows))
 
 
 def _values(made: Page, operator: str, rows: list[SurveyRow]) -> Iterator[str]:
@@ -109,26 +104,11 @@ def _values(made: Page, operator: str, rows: list[SurveyRow]) -> Iterator[str]:
     for heading, cells in tables.values(rows):
         yield f"**{heading}**\n"
         yield table(tables.VALUES, cells)
-    drawings = {
-        "differing": plots.differing_rows(rows),
-        "ulp": plots.ulp_histograms(rows),
-    }
-    yield from show(made, operator, drawings)
+    yield from _show(made, operator, plots.of_values(rows))
 
 
-# What a plot shows, for whoever does not see it.
-ALT = {
-    "peers": "times of every variant in multiples of the floor",
-    "roofline": "bandwidth of every variant under that of the probe",
-    "rows": "time over the number of rows",
-    "differing": "rows whose bits differ alone",
-    "ulp": "elements by ulp from the correctly rounded value",
-}
-
-
-def show(made: Page, operator: str, drawings: Mapping[str, str | None]) -> Iterator[str]:
-    """Keep the plots that there are, and call them by name."""
+def _show(made: Page, operator: str, drawings: Mapping[str, str]) -> Iterator[str]:
+    """Keep the plots, and call them by name."""
     for name, svg in drawings.items():
-        if svg is not None:
-            made.images[f"{operator}-{name}.svg"] = svg
-            yield f"![{ALT[name]}]({operator}-{name}.svg)\n"
+        made.images[f"{operator}-{name}.svg"] = svg
+        yield f"![{plots.ALT[name]}]({operator}-{name}.svg)\n"

@@ -34,6 +34,31 @@ _STYLE = {
     "legend.fontsize": 8.0,
 }
 
+# What a plot shows, for whoever does not see it.
+ALT = {
+    "peers": "times of every variant in multiples of the floor",
+    "roofline": "bandwidth of every variant under that of the probe",
+    "rows": "time over the number of rows",
+    "differing": "rows whose bits differ alone",
+    "ulp": "elements by ulp from the correctly rounded value",
+}
+
+
+def of_times(rows: Sequence[BenchRow]) -> dict[str, str]:
+    """The plots that there are of times, by name."""
+    drawings = {
+        "peers": against_peers(rows),
+        "roofline": roofline(rows),
+        "rows": time_per_rows(rows),
+    }
+    return {name: svg for name, svg in drawings.items() if svg is not None}
+
+
+def of_values(rows: Sequence[SurveyRow]) -> dict[str, str]:
+    """The plots that there are of invariance and accuracy, by name."""
+    drawings = {"differing": differing_rows(rows), "ulp": ulp_histograms(rows)}
+    return {name: svg for name, svg in drawings.items() if svg is not None}
+
 
 def against_peers(rows: Sequence[BenchRow]) -> str:
     """Forward and forward+backward of every variant at every size, in multiples of the floor."""

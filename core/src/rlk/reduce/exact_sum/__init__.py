@@ -47,7 +47,7 @@ def add_rows(
     Args:
         state: [13, C], int64; not written to.
         rows: [R, C], FP32, BF16 or FP16, any strides, without gradient; R may be 0.
-        backend: "golden" or "triton"; None chooses by device.
+        backend: "cuda", "triton" or "golden"; None chooses by device.
     Returns:
         state: [13, C], int64, normalised: rows 0 to 8 in [0, 2^32).
     Gradients: none.
@@ -81,7 +81,7 @@ def merge(a: torch.Tensor, b: torch.Tensor, *, backend: str | None = None) -> to
     Args:
         a: [13, C], int64.
         b: as a.
-        backend: "golden" or "triton"; None chooses by device.
+        backend: "cuda", "triton" or "golden"; None chooses by device.
     Returns:
         state: [13, C], int64, normalised.
     Order: none.
@@ -111,7 +111,8 @@ def round(
         state: [13, C], int64, normalised or not.
         dtype: torch.float32, torch.bfloat16 or torch.float16.
         divide_by: a whole number, at least 1 and less than 2^47, as of all tokens of a step.
-        backend: "golden" or "triton"; None chooses by device. Only golden divides, on any device.
+        backend: "cuda", "triton" or "golden"; None chooses by device. Only golden divides,
+            on any device.
     Returns:
         y: [C] of dtype.
     Order: none.
