@@ -56,8 +56,9 @@ END
 write_metadata "$METADATA" || exit 2
 SOURCES=$(printf '%s:' core/src packages/*/src | sed "s#\([^:]*\):#$PWD/\1:#g")
 export PYTHONPATH="$METADATA:$SOURCES${PYTHONPATH:-}"
-# One thread a process: the parts and the workers of pytest supply the parallelism.
-export OMP_NUM_THREADS=1 PYTHONUNBUFFERED=1
+# One thread a process, compilers' helpers included: the parts and the workers of pytest supply the
+# parallelism.
+export OMP_NUM_THREADS=1 TORCHINDUCTOR_COMPILE_THREADS=1 PYTHONUNBUFFERED=1
 
 "$PYTHON" ci/gpu_report.py require "${PARTS[@]}" || exit 2
 
@@ -91,24 +92,26 @@ operators() {
     "$PYTHON" -c "from rlk.registry import operators; print(*operators(), sep='\n')"
 }
 ptx() { "$PYTHON" tools/check_ptx.py --cuda && "$PYTHON" tools/check_ptx.py --triton; }
-survey() { "$PYTHON" -m rlk.cli survey $(operators) --json "$OUT/survey.json"; }
+survey() { "$PYTHON" -m rlk.cli survey "$1" --json "$OUT/survey-$1.json"; }
 further_rows() { [ -z "${RLK_GPU_ROWS:-}" ] || printf -- '--rows %s ' $RLK_GPU_ROWS; }
-bench() { "$PYTHON" -m rlk.cli bench $(operators) $(further_rows) --json "$OUT/bench.json"; }
+bench() {
+    "$PYTHON" -m rlk.cli bench $(operators) $(further_rows) --jobs "$WORKERS" --json "$OUT/bench.json"
+}
 exact_grad() { "$PYTHON" -m rlk.exact_grad.overhead --json "$OUT/exact_grad.json"; }
 
-rm -f "$OUT"/*.status "$OUT"/gates-*.json "$OUT"/{tests,integration}.xml "$OUT"/{bench,survey,exact_grad}.json
+rm -f "$OUT"/*.status "$OUT"/{gates,survey}-*.json "$OUT"/{tests,integration}.xml "$OUT"/{bench,exact_grad}.json
 NAMES=()
 # Installed wheels bring or compile what they run.
 [ "${PARTS[*]}" = install ] || NAMES+=(build)
 if [ ${#NAMES[@]} -eq 0 ] || part build build; then
+    mapfile -t found < <(operators)
     # Bits do not depend on the company a process keeps, times do: what measures runs last and alone.
     for name in "${PARTS[@]}"; do
         case $name in
-            tests | ptx | survey | integration | install) part "$name" "$name" & NAMES+=("$name") ;;
+            tests | ptx | integration | install) part "$name" "$name" & NAMES+=("$name") ;;
             gates)
                 # Without operators nothing would be judged: "gates" then stays a part that did not
                 # finish.
-                mapfile -t found < <(operators)
                 [ ${#found[@]} -gt 0 ] || NAMES+=(gates)
                 for backend in cuda triton; do
                     for operator in "${found[@]}"; do
@@ -116,10 +119,18 @@ if [ ${#NAMES[@]} -eq 0 ] || part build build; then
                         NAMES+=("gates-$backend-$operator")
                     done
                 done ;;
+            survey)
+                [ ${#found[@]} -gt 0 ] || NAMES+=(survey)
+                for operator in "${found[@]}"; do
+                    part "survey-$operator" survey "$operator" &
+                    NAMES+=("survey-$operator")
+                done ;;
             sanitizer)
                 for tool in memcheck racecheck initcheck synccheck; do
-                    part "$tool" "$PYTHON" ci/sanitize.py "$tool" &
-                    NAMES+=("$tool")
+                    for share in 1/3 2/3 3/3; do
+                        part "$tool-${share%/*}" "$PYTHON" ci/sanitize.py "$tool" --share "$share" &
+                        NAMES+=("$tool-${share%/*}")
+                    done
                 done ;;
         esac
     done
