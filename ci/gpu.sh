@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Everything that needs a GPU, in one run of at most ten minutes.
+# Everything that needs a GPU. On 16 processors a run of one or two parts takes at most ten minutes.
 #
 #     bash ci/gpu.sh OUT_DIR [--only tests|gates|sanitizer|survey|bench|exact_grad|ptx|integration|install]...
 #
-# RLK_GPU_WORKERS is the number of pytest's workers, RLK_GPU_OPERATORS names the operators that are
-# judged, surveyed and measured, all if unset; RLK_GPU_ROWS further row counts of the benchmark.
+# RLK_GPU_WORKERS is the number of pytest's workers, 8 if unset, and half of how many parts run side
+# by side. RLK_GPU_OPERATORS names the operators that are judged, surveyed and measured, all if
+# unset; RLK_GPU_ROWS further row counts of the benchmark.
 #
 # Needs no installation of rlk. `integration` needs transformers and diffusers, `install` a folder
 # of wheels with kernels for this GPU (RLK_WHEELS, dist if unset); both run only when asked for.
@@ -71,6 +72,12 @@ part() {
     echo "$status $((SECONDS - start))" >"$OUT/$name.status"
     return $status
 }
+# The same beside others, as soon as one may begin: each process holds memory of the GPU and the host.
+beside() {
+    while [ "$(jobs -rp | wc -l)" -ge $((2 * WORKERS)) ]; do wait -n; done
+    part "$@" &
+    NAMES+=("$1")
+}
 wanted() { [[ " ${PARTS[*]} " == *" $1 "* ]]; }
 
 build() { "$PYTHON" -m rlk.cli build --all; }
@@ -108,28 +115,25 @@ if [ ${#NAMES[@]} -eq 0 ] || part build build; then
     # Bits do not depend on the company a process keeps, times do: what measures runs last and alone.
     for name in "${PARTS[@]}"; do
         case $name in
-            tests | ptx | integration | install) part "$name" "$name" & NAMES+=("$name") ;;
+            tests | ptx | integration | install) beside "$name" "$name" ;;
             gates)
                 # Without operators nothing would be judged: "gates" then stays a part that did not
                 # finish.
                 [ ${#found[@]} -gt 0 ] || NAMES+=(gates)
                 for backend in cuda triton; do
                     for operator in "${found[@]}"; do
-                        part "gates-$backend-$operator" gates "$backend" "$operator" &
-                        NAMES+=("gates-$backend-$operator")
+                        beside "gates-$backend-$operator" gates "$backend" "$operator"
                     done
                 done ;;
             survey)
                 [ ${#found[@]} -gt 0 ] || NAMES+=(survey)
                 for operator in "${found[@]}"; do
-                    part "survey-$operator" survey "$operator" &
-                    NAMES+=("survey-$operator")
+                    beside "survey-$operator" survey "$operator"
                 done ;;
             sanitizer)
                 for tool in memcheck racecheck initcheck synccheck; do
                     for share in 1/3 2/3 3/3; do
-                        part "$tool-${share%/*}" "$PYTHON" ci/sanitize.py "$tool" --share "$share" &
-                        NAMES+=("$tool-${share%/*}")
+                        beside "$tool-${share%/*}" "$PYTHON" ci/sanitize.py "$tool" --share "$share"
                     done
                 done ;;
         esac
