@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Everything that needs a GPU. On 16 processors a run of one or two parts takes at most ten minutes.
 #
-#     bash ci/gpu.sh OUT_DIR [--only tests|gates|sanitizer|survey|bench|exact_grad|ptx|integration|install]...
+#     bash ci/gpu.sh OUT_DIR [--only tests|gates|sanitizer|survey|conventions|bench|exact_grad|ptx|integration|install]...
 #
 # RLK_GPU_WORKERS is the number of pytest's workers, 8 if unset, and half of how many parts run side
 # by side. RLK_GPU_OPERATORS names the operators that are judged, surveyed and measured, all if
@@ -15,7 +15,7 @@
 set -uo pipefail
 
 usage() {
-    echo "usage: gpu.sh OUT_DIR [--only tests|gates|sanitizer|survey|bench|exact_grad|ptx|integration|install]..." >&2
+    echo "usage: gpu.sh OUT_DIR [--only tests|gates|sanitizer|survey|conventions|bench|exact_grad|ptx|integration|install]..." >&2
     exit 2
 }
 
@@ -25,11 +25,11 @@ OUT=$(cd "$1" && pwd)
 shift
 PARTS=()
 while [ $# -gt 0 ]; do
-    [ "$1" = --only ] && [[ "${2:-}" =~ ^(tests|gates|sanitizer|survey|bench|exact_grad|ptx|integration|install)$ ]] || usage
+    [ "$1" = --only ] && [[ "${2:-}" =~ ^(tests|gates|sanitizer|survey|conventions|bench|exact_grad|ptx|integration|install)$ ]] || usage
     PARTS+=("$2")
     shift 2
 done
-[ ${#PARTS[@]} -gt 0 ] || PARTS=(tests gates sanitizer ptx survey bench exact_grad)
+[ ${#PARTS[@]} -gt 0 ] || PARTS=(tests gates sanitizer ptx survey conventions bench exact_grad)
 
 cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-python3}
@@ -100,13 +100,14 @@ operators() {
 }
 ptx() { "$PYTHON" tools/check_ptx.py --cuda && "$PYTHON" tools/check_ptx.py --triton; }
 survey() { "$PYTHON" -m rlk.cli survey "$1" --json "$OUT/survey-$1.json"; }
+conventions() { "$PYTHON" -m rlk.bench.conventions $(operators) --json "$OUT/conventions.json"; }
 further_rows() { [ -z "${RLK_GPU_ROWS:-}" ] || printf -- '--rows %s ' $RLK_GPU_ROWS; }
 bench() {
     "$PYTHON" -m rlk.cli bench $(operators) $(further_rows) --jobs "$WORKERS" --json "$OUT/bench.json"
 }
 exact_grad() { "$PYTHON" -m rlk.exact_grad.overhead --json "$OUT/exact_grad.json"; }
 
-rm -f "$OUT"/*.status "$OUT"/{gates,survey}-*.json "$OUT"/{tests,integration}.xml "$OUT"/{bench,exact_grad}.json
+rm -f "$OUT"/*.status "$OUT"/{gates,survey}-*.json "$OUT"/{tests,integration}.xml "$OUT"/{bench,conventions,exact_grad}.json
 NAMES=()
 # Installed wheels bring or compile what they run.
 [ "${PARTS[*]}" = install ] || NAMES+=(build)
@@ -115,7 +116,7 @@ if [ ${#NAMES[@]} -eq 0 ] || part build build; then
     # Bits do not depend on the company a process keeps, times do: what measures runs last and alone.
     for name in "${PARTS[@]}"; do
         case $name in
-            tests | ptx | integration | install) beside "$name" "$name" ;;
+            tests | ptx | conventions | integration | install) beside "$name" "$name" ;;
             gates)
                 # Without operators nothing would be judged: "gates" then stays a part that did not
                 # finish.
