@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Everything that needs a GPU, in one run of at most ten minutes.
+# Everything that needs a GPU. On 16 processors a run of one or two parts takes at most ten minutes.
 #
-#     bash ci/gpu.sh OUT_DIR [--only tests|gates|sanitizer|survey|bench|exact_grad|ptx|integration|install]...
+#     bash ci/gpu.sh OUT_DIR [--only tests|gates|sanitizer|survey|conventions|bench|exact_grad|ptx|integration|install]...
 #
-# RLK_GPU_WORKERS is the number of pytest's workers, RLK_GPU_OPERATORS names the operators that are
-# judged, surveyed and measured, all if unset; RLK_GPU_ROWS further row counts of the benchmark.
+# RLK_GPU_WORKERS is the number of pytest's workers, 8 if unset, and half of how many parts run side
+# by side. RLK_GPU_OPERATORS names the operators that are judged, surveyed and measured, all if
+# unset; RLK_GPU_ROWS further row counts of the benchmark.
 #
 # Needs no installation of rlk. `integration` needs transformers and diffusers, `install` a folder
 # of wheels with kernels for this GPU (RLK_WHEELS, dist if unset); both run only when asked for.
@@ -14,7 +15,7 @@
 set -uo pipefail
 
 usage() {
-    echo "usage: gpu.sh OUT_DIR [--only tests|gates|sanitizer|survey|bench|exact_grad|ptx|integration|install]..." >&2
+    echo "usage: gpu.sh OUT_DIR [--only tests|gates|sanitizer|survey|conventions|bench|exact_grad|ptx|integration|install]..." >&2
     exit 2
 }
 
@@ -24,11 +25,11 @@ OUT=$(cd "$1" && pwd)
 shift
 PARTS=()
 while [ $# -gt 0 ]; do
-    [ "$1" = --only ] && [[ "${2:-}" =~ ^(tests|gates|sanitizer|survey|bench|exact_grad|ptx|integration|install)$ ]] || usage
+    [ "$1" = --only ] && [[ "${2:-}" =~ ^(tests|gates|sanitizer|survey|conventions|bench|exact_grad|ptx|integration|install)$ ]] || usage
     PARTS+=("$2")
     shift 2
 done
-[ ${#PARTS[@]} -gt 0 ] || PARTS=(tests gates sanitizer ptx survey bench exact_grad)
+[ ${#PARTS[@]} -gt 0 ] || PARTS=(tests gates sanitizer ptx survey conventions bench exact_grad)
 
 cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-python3}
@@ -56,8 +57,9 @@ END
 write_metadata "$METADATA" || exit 2
 SOURCES=$(printf '%s:' core/src packages/*/src | sed "s#\([^:]*\):#$PWD/\1:#g")
 export PYTHONPATH="$METADATA:$SOURCES${PYTHONPATH:-}"
-# One thread a process: the parts and the workers of pytest supply the parallelism.
-export OMP_NUM_THREADS=1 PYTHONUNBUFFERED=1
+# One thread a process, compilers' helpers included: the parts and the workers of pytest supply the
+# parallelism.
+export OMP_NUM_THREADS=1 TORCHINDUCTOR_COMPILE_THREADS=1 PYTHONUNBUFFERED=1
 
 "$PYTHON" ci/gpu_report.py require "${PARTS[@]}" || exit 2
 
@@ -69,6 +71,12 @@ part() {
     status=$?
     echo "$status $((SECONDS - start))" >"$OUT/$name.status"
     return $status
+}
+# The same beside others, as soon as one may begin: each process holds memory of the GPU and the host.
+beside() {
+    while [ "$(jobs -rp | wc -l)" -ge $((2 * WORKERS)) ]; do wait -n; done
+    part "$@" &
+    NAMES+=("$1")
 }
 wanted() { [[ " ${PARTS[*]} " == *" $1 "* ]]; }
 
@@ -91,35 +99,43 @@ operators() {
     "$PYTHON" -c "from rlk.registry import operators; print(*operators(), sep='\n')"
 }
 ptx() { "$PYTHON" tools/check_ptx.py --cuda && "$PYTHON" tools/check_ptx.py --triton; }
-survey() { "$PYTHON" -m rlk.cli survey $(operators) --json "$OUT/survey.json"; }
+survey() { "$PYTHON" -m rlk.cli survey "$1" --json "$OUT/survey-$1.json"; }
+conventions() { "$PYTHON" -m rlk.bench.conventions $(operators) --json "$OUT/conventions.json"; }
 further_rows() { [ -z "${RLK_GPU_ROWS:-}" ] || printf -- '--rows %s ' $RLK_GPU_ROWS; }
-bench() { "$PYTHON" -m rlk.cli bench $(operators) $(further_rows) --json "$OUT/bench.json"; }
+bench() {
+    "$PYTHON" -m rlk.cli bench $(operators) $(further_rows) --jobs "$WORKERS" --json "$OUT/bench.json"
+}
 exact_grad() { "$PYTHON" -m rlk.exact_grad.overhead --json "$OUT/exact_grad.json"; }
 
-rm -f "$OUT"/*.status "$OUT"/gates-*.json "$OUT"/{tests,integration}.xml "$OUT"/{bench,survey,exact_grad}.json
+rm -f "$OUT"/*.status "$OUT"/{gates,survey}-*.json "$OUT"/{tests,integration}.xml "$OUT"/{bench,conventions,exact_grad}.json
 NAMES=()
 # Installed wheels bring or compile what they run.
 [ "${PARTS[*]}" = install ] || NAMES+=(build)
 if [ ${#NAMES[@]} -eq 0 ] || part build build; then
+    mapfile -t found < <(operators)
     # Bits do not depend on the company a process keeps, times do: what measures runs last and alone.
     for name in "${PARTS[@]}"; do
         case $name in
-            tests | ptx | survey | integration | install) part "$name" "$name" & NAMES+=("$name") ;;
+            tests | ptx | conventions | integration | install) beside "$name" "$name" ;;
             gates)
                 # Without operators nothing would be judged: "gates" then stays a part that did not
                 # finish.
-                mapfile -t found < <(operators)
                 [ ${#found[@]} -gt 0 ] || NAMES+=(gates)
                 for backend in cuda triton; do
                     for operator in "${found[@]}"; do
-                        part "gates-$backend-$operator" gates "$backend" "$operator" &
-                        NAMES+=("gates-$backend-$operator")
+                        beside "gates-$backend-$operator" gates "$backend" "$operator"
                     done
+                done ;;
+            survey)
+                [ ${#found[@]} -gt 0 ] || NAMES+=(survey)
+                for operator in "${found[@]}"; do
+                    beside "survey-$operator" survey "$operator"
                 done ;;
             sanitizer)
                 for tool in memcheck racecheck initcheck synccheck; do
-                    part "$tool" "$PYTHON" ci/sanitize.py "$tool" &
-                    NAMES+=("$tool")
+                    for share in 1/3 2/3 3/3; do
+                        beside "$tool-${share%/*}" "$PYTHON" ci/sanitize.py "$tool" --share "$share"
+                    done
                 done ;;
         esac
     done

@@ -86,16 +86,17 @@ def judge_bench(out: Path, name: str) -> tuple[bool, str]:
 def judge_survey(out: Path, name: str) -> tuple[bool, str]:
     """Whether nothing of ours depends on the batch; what others do is for the reader."""
     document = json.loads((out / f"{name}.json").read_text())
-    ours = [row for row in document["rows"] if row.get("ours") and "rows_judged" in row]
+    ours = [row for row in document["rows"] if row.get("ours")]
+    measured = [row["variant"] for row in ours if "rows_judged" in row]
     differing = [
         row["variant"]
         for row in ours
-        if any(row["rows_alone"].values()) or any(row["batches_differing"].values())
+        if any(row.get("rows_alone", {}).values()) or any(row.get("batches_differing", {}).values())
     ]
-    backends = {row["variant"] for row in ours}
-    text = f"{len(document['rows'])} rows, {len(ours)} ours, {len(differing)} of them differ"
-    complete = backends >= {"cuda", "triton"} and not document["interrupted"]
-    return complete and not differing, text
+    sizes = {(row["operator"], row["size"]) for row in ours}
+    text = f"{len(sizes)} sizes, {len(document['rows'])} rows, {len(differing)} of ours differ"
+    complete = bool(sizes) and all(measured.count(b) == len(sizes) for b in ("cuda", "triton"))
+    return complete and not document["interrupted"] and not differing, text
 
 
 def last_line(out: Path, name: str) -> str:

@@ -15,6 +15,7 @@ import os
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +34,11 @@ def main(wheels: Path, out: Path, device: str) -> int:
     if not any("manylinux" in wheel.name for wheel in found):
         print(f"install_gpu: {wheels} must hold wheels with kernels, got {[w.name for w in found]}")
         return 2
-    results = {}
-    for way, (prebuilt, nvcc, backend) in WAYS.items():
-        site = install(found, out / way, prebuilt)
-        results[way] = run(site, way, nvcc, "golden" if device == "cpu" else backend, device)
+    sites = {way: install(found, out / way, prebuilt) for way, (prebuilt, *_) in WAYS.items()}
+    # Threads: each waits for a process of its own.
+    with ThreadPoolExecutor(len(WAYS)) as pool:
+        waiting = {way: pool.submit(run, sites[way], way, device) for way in WAYS}
+        results = {way: future.result() for way, future in waiting.items()}
     red = 0
     for case, first in results["prebuilt"].items():
         for way, others in results.items():
@@ -64,8 +66,10 @@ def install(wheels: list[Path], folder: Path, prebuilt: bool) -> Path:
     return site
 
 
-def run(site: Path, way: str, nvcc: bool, backend: str, device: str) -> dict[str, str]:
+def run(site: Path, way: str, device: str) -> dict[str, str]:
     """What a process of this installation computes: digests by operator, dtype, mode, tensor."""
+    _, nvcc, backend = WAYS[way]
+    backend = "golden" if device == "cpu" else backend
     environment = dict(os.environ)
     # Triton brings a ptxas of its own; nothing else of the toolkit is needed without nvcc.
     environment |= {"PYTHONPATH": str(site), "RLK_CACHE_DIR": str(site.parent / "cache")}
@@ -92,7 +96,7 @@ def child(way: str, backend: str, device: str) -> None:
     keeps, nvcc, _ = WAYS[way]
     require(nvcc or toolchain.nvcc_missing() is not None, "nvcc must be hidden")
     arch = launch.device_arch(0) if device == "cuda" else "sm_90"
-    operators = {o.name: o for o in registry.operators().values()}
+    operators = {o.name: o for o in registry.operators().values() if o.backend(backend)}
     sources: dict[Path, Any] = {}
     for operator in operators.values():
         row = operator.backend(kernels.BACKEND)
@@ -102,6 +106,10 @@ def child(way: str, backend: str, device: str) -> None:
         name = kernels.name_of(one)
         library, verdict = prebuilt.examine(one.source, name, one.generated, arch)
         require((library is not None) == keeps, f"{name}: prebuilt kernels must fit: {verdict}")
+    if nvcc and device == "cuda":
+        # Side by side, instead of one after another at first calls.
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            list(pool.map(lambda one: one.binary(arch), sources.values()))
     for operator in operators.values() if device == "cuda" else ():
         auto = dispatch.choose(operator, torch.device(device), dispatch.AUTO).backend.name
         wanted = "triton" if way == "triton" else operator.backends[0].name

@@ -4,6 +4,8 @@
 python ci/sanitize.py TOOL      starts itself below compute-sanitizer --tool TOOL
 python ci/sanitize.py --cases   only runs the cases
 
+--share 2/3 is every third case from the second on.
+
 Prints the number of cases; every result is compared with golden, so that a clean run is also a
 right one.
 """
@@ -40,6 +42,8 @@ PRODUCTS = (
     {"M": 70, "N": 33, "K": 24},
     {"M": 300, "N": 136, "K": 160},
 )
+# Of the cases, for processes side by side.
+SHARES = ("1/1", "1/3", "2/3", "3/3")
 # What the acceptance of the GPU work asks for.
 FEWEST_CASES = 52
 
@@ -202,15 +206,17 @@ def _products(operator: Operator) -> list[bool]:
     return [judged_by_golden and bool(operator.equal_among(name)) for name in results]
 
 
-def run_cases(backends: tuple[str, ...], device: str) -> int:
-    """Run all cases; the exit status."""
+def run_cases(backends: tuple[str, ...], device: str, share: str) -> int:
+    """Run all cases, or a share of them; the exit status."""
     from rlk.cli import select
 
     # A variant that shares the kernels of its base would run its lengths twice.
     runnable = (o for o in select.every() if device == "cuda" or o.backend("golden"))
     kernels = {o.backends: o for o in runnable}
     planned = list(cases(list(kernels.values()), backends))
-    for case in planned:
+    place, shares = map(int, share.split("/"))
+    mine = planned[place - 1 :: shares]
+    for case in mine:
         if case.operator is None:
             PRIMITIVES[case.name](case, device)
         else:
@@ -218,11 +224,11 @@ def run_cases(backends: tuple[str, ...], device: str) -> int:
     if len(planned) < FEWEST_CASES:
         print(f"sanitize: at least {FEWEST_CASES} cases must run, got {len(planned)}")
         return 1
-    print(f"{len(planned)} cases on {', '.join(backends)}", flush=True)
+    print(f"{len(mine)} of {len(planned)} cases on {', '.join(backends)}", flush=True)
     return 0
 
 
-def below(tool: str) -> int:
+def below(tool: str, share: str) -> int:
     """Run the cases below a tool of compute-sanitizer; the exit status."""
     program = shutil.which("compute-sanitizer")
     if program is None:
@@ -238,7 +244,9 @@ def below(tool: str) -> int:
     if tool == "memcheck":
         command += ["--report-api-errors", "no"]
     done = subprocess.run(
-        [*command, sys.executable, __file__, "--cases"], env=environment, check=False
+        [*command, sys.executable, __file__, "--cases", "--share", share],
+        env=environment,
+        check=False,
     )
     return done.returncode
 
@@ -250,11 +258,12 @@ def main() -> int:
     parser.add_argument("--cases", action="store_true", help="run here, below no tool")
     parser.add_argument("--backend", action="append", help="cuda and triton if none")
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--share", default="1/1", choices=SHARES)
     options = parser.parse_args()
     if not options.cases:
-        return below(options.tool or parser.error("a tool or --cases must be given"))
+        return below(options.tool or parser.error("a tool or --cases must be given"), options.share)
     interpreter.enable_without_gpu()
-    return run_cases(tuple(options.backend or ("cuda", "triton")), options.device)
+    return run_cases(tuple(options.backend or ("cuda", "triton")), options.device, options.share)
 
 
 if __name__ == "__main__":

@@ -11,8 +11,10 @@ nothing could be checked. The rules are in tools/ptx/rules.py.
 
 import argparse
 import itertools
+import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from ptx import rules
@@ -48,11 +50,14 @@ def cuda_texts(names: Sequence[str], archs: Sequence[str]) -> Iterator[Text]:
     found += [made for name, made in kernels.of_core().items() if not names or name in names]
     # A variant shares the source of its base.
     compilers = {made.source: made.compile_only for made in found if made is not None}
-    for source, compile_only in compilers.items():
-        for arch in archs:
+    wanted = [(source, arch) for source in compilers for arch in archs]
+    # Threads: each waits for a compiler of its own.
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        made = pool.map(lambda pair: compilers[pair[0]](pair[1]), wanted)
+        for (source, arch), compiled in zip(wanted, made, strict=True):
             # A header of ours declares what it means by itself.
             exempt = rules.exemptions("\n".join(sources.included(source, {}).values()))
-            yield f"{source} ({arch})", compile_only(arch).ptx, exempt
+            yield f"{source} ({arch})", compiled.ptx, exempt
 
 
 def triton_texts(names: Sequence[str], archs: Sequence[str]) -> Iterator[Text]:

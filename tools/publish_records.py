@@ -1,16 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keep what a run of ci/gpu.sh found: python tools/publish_records.py OUT_DIR docs/records/GPU
+"""Keep what runs of ci/gpu.sh found: python tools/publish_records.py OUT_DIR docs/records/GPU
 
-Reports of gates are counted and put together; records of survey and bench are copied. All must come
-from committed sources, and from the same ones. Exit status 2, and one sentence, if they do not.
+Reports of gates are counted and put together; so are records of survey, and of bench, that share
+the operators among them. All must come from committed sources, and from the same ones: a machine
+that had them without their history is believed if they have the digests of this clean checkout.
+Exit status 2, and one sentence, if they do not.
 """
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
+
+from msgspec.structs import replace
 
 from rlk.errors import RlkError
-from rlk.records import Bench, Document, GateSummary, Survey, load_folder, write
+from rlk.records import Bench, Document, GateSummary, Source, Survey, load_folder, origin, write
+
+Rows = TypeVar("Rows", Bench, Survey)
 
 
 def published(records: dict[str, Document]) -> dict[str, Document]:
@@ -22,6 +29,8 @@ def published(records: dict[str, Document]) -> dict[str, Document]:
     """
     if not records:
         raise RlkError("publish: OUT_DIR must hold records, got none")
+    here = origin().packages
+    records = {path: with_commit(record, here) for path, record in records.items()}
     first = next(iter(records.values())).origin.packages
     for path, record in records.items():
         for name, source in record.origin.packages.items():
@@ -36,12 +45,49 @@ def published(records: dict[str, Document]) -> dict[str, Document]:
             raise RlkError(f"publish: {path} must be of a whole run, got an interrupted one")
     gates = [r for r in records.values() if isinstance(r, GateSummary)]
     kept: dict[str, Document] = {"gates.json": together(gates)} if gates else {}
-    for kind, name in ((Survey, "survey.json"), (Bench, "bench.json")):
-        found = [r for r in records.values() if isinstance(r, kind)]
-        if len(found) > 1:
-            raise RlkError(f"publish: OUT_DIR must hold one record for {name}, got {len(found)}")
-        kept |= {name: found[0]} if found else {}
+    surveys = [r for r in records.values() if isinstance(r, Survey)]
+    kept |= {"survey.json": joined("rlk survey", surveys)} if surveys else {}
+    benches = [r for r in records.values() if isinstance(r, Bench)]
+    kept |= {"bench.json": joined("rlk bench", benches)} if benches else {}
     return kept
+
+
+def with_commit(record: Document, here: Mapping[str, Source]) -> Document:
+    """A record whose sources, without a commit of their own, have that of equal ones here.
+
+    Args:
+        record: of any machine.
+        here: the sources of this checkout, by distribution.
+    """
+
+    def known(name: str, source: Source) -> Source:
+        mine = here.get(name)
+        if source.commit is not None or mine is None or mine.dirty is not False:
+            return source
+        equal = source.digest is not None and source.digest == mine.digest
+        return replace(source, commit=mine.commit, dirty=False) if equal else source
+
+    packages = {name: known(name, source) for name, source in record.origin.packages.items()}
+    return replace(record, origin=replace(record.origin, packages=packages))
+
+
+def joined(command: str, records: Sequence[Rows]) -> Rows:
+    """One record of several that share the operators among them.
+
+    Raises:
+        RlkError: they are of unlike GPUs or ways, or two of them have an operator.
+    """
+    if len(records) == 1:
+        return records[0]
+    ways = {(r.origin.device, r.method if isinstance(r, Bench) else str(r.seed)) for r in records}
+    if len(ways) > 1:
+        raise RlkError(f"publish: records of {command} must be of one kind, got {sorted(ways)}")
+    operators = [name for r in records for name in dict.fromkeys(row.operator for row in r.rows)]
+    twice = next((name for name in operators if operators.count(name) > 1), None)
+    if twice is not None:
+        raise RlkError(f"publish: {command} must have measured {twice} once, got two records")
+    made = replace(records[0].origin, command=" ".join([command, *operators]))
+    return replace(records[0], origin=made, rows=[row for r in records for row in r.rows])
 
 
 def together(gates: Sequence[GateSummary]) -> GateSummary:

@@ -98,6 +98,57 @@ def test_publish_refuses_what_is_missing_interrupted_or_mixed(publish, capsys, t
         publish_records.together([gates("layout"), gates("layout", tier="short")])
 
 
+def of_operator(name, record):
+    return replace(record, rows=[replace(row, operator=name) for row in record.rows])
+
+
+def test_publish_joins_records_that_share_the_operators(publish, tmp_path):
+    surveys = {name: of_operator(name, SURVEY) for name in ("a", "b")}
+    assert publish(**surveys, c=of_operator("c", BENCH), d=of_operator("d", BENCH)) == 0
+    kept = load_folder(tmp_path / "kept")
+    assert [row.operator for row in kept["survey.json"].rows] == ["a", "b"]
+    assert kept["survey.json"].origin.command == "rlk survey a b"
+    assert kept["bench.json"].origin.command == "rlk bench c d"
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        (SURVEY, "rlk survey must have measured demo once"),
+        (replace(of_operator("b", SURVEY), seed=2), "must be of one kind"),
+        (
+            replace(of_operator("b", SURVEY), origin=replace(ORIGIN, device="another")),
+            "must be of one kind",
+        ),
+    ],
+)
+def test_publish_refuses_to_join_what_is_no_part_of_one_run(publish, capsys, other, words):
+    assert publish(a=SURVEY, b=other) == 2
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("here", "status"),
+    [
+        (SOURCE, 0),
+        (replace(SOURCE, dirty=True), 2),
+        (replace(SOURCE, digest="c" * 64), 2),
+        (replace(SOURCE, commit=None, dirty=None), 2),
+    ],
+)
+def test_publish_believes_sources_without_history_by_their_digest(
+    publish, monkeypatch, tmp_path, here, status
+):
+    monkeypatch.setattr(
+        publish_records, "origin", lambda: replace(ORIGIN, packages={"rlk-core": here})
+    )
+    bare = replace(SOURCE, commit=None, dirty=None)
+    record = replace(BENCH, origin=replace(ORIGIN, packages={"rlk-core": bare}))
+    assert publish(bench=record) == status
+    if status == 0:
+        assert load_folder(tmp_path / "kept")["bench.json"] == BENCH
+
+
 def changed(**values):
     return replace(BENCH, rows=[replace(ROW, **values)])
 

@@ -68,21 +68,18 @@ class OperatorSuite(
             pytest.fail(f"{self.operator.name}: also must name a value for {', '.join(alone)}")
 
     @pytest.mark.parametrize("layout", ["contiguous", "strided"])
-    def test_registration_opcheck_passes(self, layout: str) -> None:
+    def test_registration_opcheck_passes(self, served_device: str, layout: str) -> None:
         """Schema, fake kernels and autograd of both operators, as torch checks them."""
-        if not _serves_cpu(self.operator) and not torch.cuda.is_available():
-            pytest.skip("needs an NVIDIA GPU")
         for dtype in self.operator.inputs[0].dtype:
-            forward, backward = registration_samples(self.operator, dtype, layout)
+            forward, backward = registration_samples(self.operator, dtype, layout, served_device)
             torch.library.opcheck(_op(self.operator.name), forward)
             torch.library.opcheck(_op(f"{self.operator.name}_backward"), backward)
 
 
 def registration_samples(
-    operator: Operator, dtype: str, layout: str
+    operator: Operator, dtype: str, layout: str, device: str
 ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     """Arguments of the forward and the backward operator of torch, in schema order."""
-    device = "cpu" if _serves_cpu(operator) else "cuda"
     batch = fixture(operator, dtype, rows=ROWS, sizes=smallest_sizes(operator), seed=1)
     arrange = strided if layout == "strided" else torch.Tensor.contiguous
     tensors = [
@@ -136,9 +133,15 @@ def pytest_pycollect_makeitem(collector: Any, name: str, obj: Any) -> list[Any] 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Devices of a suite's tests, and one test per short case of its operator."""
     suite = metafunc.cls is not None and issubclass(metafunc.cls, OperatorSuite)
+    missing = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+    marks = [pytest.mark.gpu, missing]
+    if suite and "served_device" in metafunc.fixturenames:
+        # Nothing of it depends on the device: the CPU, unless the operator runs on GPUs alone.
+        gpu = pytest.param("cuda", marks=marks)
+        metafunc.parametrize(
+            "served_device", ["cpu" if _serves_cpu(metafunc.cls.operator) else gpu]
+        )
     if suite and "device" in metafunc.fixturenames:
-        missing = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
-        marks = [pytest.mark.gpu, missing]
         if "ranks" in metafunc.fixturenames and metafunc.config.pluginmanager.hasplugin("xdist"):
             # One worker: two processes on each GPU would wait for memory, and start twice.
             marks.append(pytest.mark.xdist_group("ranks"))

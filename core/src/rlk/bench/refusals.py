@@ -1,8 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who gets no time: ours whose gate is red, and libraries that compute another function."""
 
+import multiprocessing
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+
+from rlk import registry
 from rlk.bench.variants import OURS, rivals
 from rlk.gates import JUDGMENTS, cases, judge
+from rlk.gates.workers import start
 from rlk.operator import Operator
 from rlk.records.document import Verdict
 
@@ -12,9 +18,30 @@ JUDGED = tuple(judgment for judgment in JUDGMENTS if judgment != "repeatable")
 PROBED_ROWS = 8
 
 
-def refusals(operator: Operator, dtype: str) -> dict[str, tuple[Verdict, str]]:
+Refusals = dict[str, tuple[Verdict, str]]
+
+
+def side_by_side(wanted: Sequence[tuple[Operator, str]], jobs: int) -> list[Refusals]:
+    """`refusals` of each, in processes that have ended when this returns and something is timed.
+
+    Args:
+        wanted: installed operators, and dtypes.
+        jobs: how many processes.
+    """
+    # Spawned: a process forked after CUDA has started could not use it.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(min(jobs, len(wanted)), context, start) as pool:
+        waiting = [pool.submit(_of_installed, operator.name, dtype) for operator, dtype in wanted]
+        return [future.result() for future in waiting]
+
+
+def _of_installed(name: str, dtype: str) -> Refusals:
+    return refusals(registry.find(name), dtype)
+
+
+def refusals(operator: Operator, dtype: str) -> Refusals:
     """Names of variants, with the verdict and the reason."""
-    found: dict[str, tuple[Verdict, str]] = {}
+    found: Refusals = {}
     for backend in OURS:
         if operator.backend(backend) is not None:
             red = _red(operator, backend, dtype)
@@ -33,12 +60,12 @@ def _red(operator: Operator, backend: str, dtype: str) -> str | None:
     return None
 
 
-def _others(operator: Operator, dtype: str) -> dict[str, tuple[Verdict, str]]:
+def _others(operator: Operator, dtype: str) -> Refusals:
     # Here, as values.py asks variants.py who there is.
     from rlk.survey.values import places, survey
 
     place = places(operator, dtype, PROBED_ROWS, seed=0)[0]
-    found: dict[str, tuple[Verdict, str]] = {}
+    found: Refusals = {}
     for peer in rivals(operator):
         if peer.missing() is None:
             row = survey(place, peer.name)

@@ -79,6 +79,12 @@ def test_compared_every_rounding_beside_every_other_says_what_was_not_run(operat
     }
 
 
+def test_compared_operator_without_a_rounding_of_its_own_makes_no_inputs(operator, monkeypatch):
+    monkeypatch.setattr(conventions, "prior_art", lambda operator: None)
+    monkeypatch.setattr(conventions, "fixture", None)
+    assert list(compared(operator, "cpu", rows=2, seeds=2)) == []
+
+
 def test_command_record_has_a_line_for_each_row(operator, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(conventions.select, "named", lambda names: [operator])
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

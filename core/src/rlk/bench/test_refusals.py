@@ -9,6 +9,7 @@ import torch
 
 from rlk.bench import measure, refusals, variants
 from rlk.bench.work import works
+from rlk.errors import RlkError
 from rlk.execution import Execution
 from rlk.launch import record
 from rlk.operator import FLOATS, Backend, Claim, Operator, Tensor, Workload
@@ -85,3 +86,8 @@ def test_candidate_with_a_red_gate_gets_no_time():
 def test_candidate_without_the_fault_is_measured():
     right = Backend("cuda", lambda: module("cuda", lambda x: x + x), ("cpu",))
     assert refusals.refusals(replace(OPERATOR, backends=(right,)), "float32").keys() == {"other"}
+
+
+def test_operators_judged_side_by_side_are_found_anew_by_each_process():
+    with pytest.raises(RlkError, match="got 'refused'"):
+        refusals.side_by_side([(OPERATOR, "float32")], 2)

@@ -73,6 +73,12 @@ def test_peak_bytes_garbage_of_earlier_work_is_no_memory_of_the_call(monkeypatch
     assert (found, list(held)) == (100, [result])
 
 
+def test_extra_bytes_count_memory_that_results_share_once(monkeypatch):
+    shared, own = torch.ones(8), torch.ones(4)
+    monkeypatch.setattr(timing, "peak_bytes", lambda call: (100, call()))
+    assert timing.extra_bytes(lambda: (shared, shared.view(2, 4), own)) == 100 - 32 - 16
+
+
 def test_timing_constants_let_a_replay_outlast_its_start():
     assert timing.FEWEST < timing.MOST
     assert timing.REPLAY_US / timing.MOST >= 10

@@ -6,7 +6,7 @@ import itertools
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -124,7 +124,12 @@ def eager_us(step: Step, sets: int) -> float:
 def extra_bytes(call: Callable[[], Any]) -> int:
     """The most memory a call holds beyond what it returns."""
     peak, results = peak_bytes(call)
-    return peak - sum(t.numel() * t.element_size() for t in results)
+    return peak - held_bytes(results)
+
+
+def held_bytes(tensors: Iterable[torch.Tensor]) -> int:
+    """Bytes of their memory, which some may share: terms of a sum have one gradient."""
+    return sum({t.data_ptr(): t.numel() * t.element_size() for t in tensors}.values())
 
 
 def peak_bytes(call: Callable[[], Result]) -> tuple[int, Result]:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`rlk bench`: times beside the least that the hardware allows, where the gates are green."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, get_args
@@ -9,7 +10,7 @@ import torch
 import typer
 
 from rlk.bench.measure import METHOD, measure
-from rlk.bench.refusals import refusals
+from rlk.bench.refusals import Refusals, refusals, side_by_side
 from rlk.bench.work import Work, works
 from rlk.cli import report_file, select
 from rlk.cli.console import console, progress, table
@@ -32,6 +33,10 @@ def bench(
         list[str] | None, typer.Option(help="Repeatable; those declared if none.")
     ] = None,
     json: Annotated[Path | None, typer.Option(help="File for the JSON record.")] = None,
+    jobs: Annotated[
+        int,
+        typer.Option(min=0, help="Processes that judge gates first; 0 is one for each processor."),
+    ] = 1,
 ) -> None:
     """Time our backends and other libraries on a GPU; none of ours whose gate is red."""
     chosen = select.some("bench", operators or [], everything)
@@ -55,7 +60,7 @@ def bench(
             write(Bench(origin=made, method=METHOD, interrupted=not finished, rows=found))
 
         try:
-            _run(planned, found, keep)
+            _run(planned, found, keep, jobs or os.cpu_count() or 1)
             finished = True
         finally:
             with report_file.uninterrupted():
@@ -70,14 +75,21 @@ def _known(option: str, wanted: list[str] | None, known: tuple[str, ...]) -> lis
 
 
 def _run(
-    planned: list[tuple[Operator, str, list[Work]]], found: list[BenchRow], keep: Callable
+    planned: list[tuple[Operator, str, list[Work]]],
+    found: list[BenchRow],
+    keep: Callable,
+    jobs: int,
 ) -> None:
-    """Judge, measure, print and record one size after another."""
+    """Judge, measure, print and record one size after another; with jobs, judge all first."""
     total, done = sum(len(works) for _, _, works in planned), 0
     with progress(total) as step:
-        for operator, dtype, its_works in planned:
+        judged: list[Refusals] = []
+        if jobs > 1:
+            step(done, "the gates of all operators")
+            judged = side_by_side([(operator, dtype) for operator, dtype, _ in planned], jobs)
+        for place, (operator, dtype, its_works) in enumerate(planned):
             step(done, f"{operator.name} {dtype}, its gates")
-            refused = refusals(operator, dtype)
+            refused = judged[place] if judged else refusals(operator, dtype)
             for work in its_works:
                 step(done, f"{operator.name} {work.label} {dtype} {work.layout}")
                 measured = measure(work, refused)

@@ -172,6 +172,29 @@ def test_bench_interrupted_keeps_the_sizes_it_has(invoke, record, monkeypatch):
     assert [row["size"] for row in document["rows"]] == ["4x8"]
 
 
+def test_bench_with_jobs_judges_all_operators_before_it_measures(invoke, record, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(bench_command, "origin", lambda: survey_origin())
+    told = []
+
+    def judged(wanted, jobs):
+        told.append(([(operator.name, dtype) for operator, dtype in wanted], jobs))
+        return [{"cuda": ("failed", dtype)} for _, dtype in wanted]
+
+    def measured(work, refused):
+        told.append((str(work.dtype), refused))
+        return []
+
+    monkeypatch.setattr(bench_command, "side_by_side", judged)
+    monkeypatch.setattr(bench_command, "measure", measured)
+    dtypes = ("float32", "float16")
+    options = [word for dtype in dtypes for word in ("--dtype", dtype)]
+    result = invoke("bench", "twice", "--jobs", 3, *options, "--json", record.path)
+    assert result.exit_code == 0, result.output
+    assert told[0] == ([("twice", dtype) for dtype in dtypes], 3)
+    assert told[1:] == [(f"torch.{dtype}", {"cuda": ("failed", dtype)}) for dtype in dtypes]
+
+
 def survey_origin():
     """An origin made while the machine says that it has no GPU."""
     with pytest.MonkeyPatch.context() as patched:

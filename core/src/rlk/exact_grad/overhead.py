@@ -104,6 +104,8 @@ def measure(work: Work) -> dict[str, Any]:
     stream = torch.cuda.Stream()
     least = work.least_bytes("backward") / BYTES_PER_US
     ways = Accumulation(work, "cuda")
+    # Its tensors are being made on another stream: forward would read what memory held before.
+    stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         steps = {"rounding": ways.rounding(), "exact": ways.exact()}
     captures = {name: Capture(step, work.sets, least, stream) for name, step in steps.items()}

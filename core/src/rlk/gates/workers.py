@@ -32,7 +32,7 @@ def judged(planned: Sequence[Case], dump: Path | None, jobs: int) -> Iterator[li
         return
     # Spawned: a process forked after CUDA has started could not use it.
     context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(min(jobs, len(planned)), context, _start)
+    pool = ProcessPoolExecutor(min(jobs, len(planned)), context, start)
     waiting = [pool.submit(_judge, case.identity, case.tier, case.seed, dump) for case in planned]
     try:
         while waiting:
@@ -52,7 +52,8 @@ def judged(planned: Sequence[Case], dump: Path | None, jobs: int) -> Iterator[li
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _start() -> None:
+def start() -> None:
+    """Begin a process that judges."""
     # The user's interrupt reaches every process: a worker ends without a traceback of its own.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     interpreter.enable_without_gpu()

@@ -32,6 +32,7 @@ def held_to(operator: Operator, name: str) -> Operator:
     It has no saved state that anybody could compare, and no claims but those on values, on rows
     and on the order of parameter gradients. The exact state of a parameter's gradient is that of
     the one number that the library returned: where calls are added up, it adds what was rounded.
+    Backward gets every input and returns a gradient for each: no output stands for others.
 
     Args:
         operator: the declaration.
@@ -58,6 +59,7 @@ def held_to(operator: Operator, name: str) -> Operator:
 
     return replace(
         operator,
+        outputs=tuple(replace(t, sum_of=()) for t in operator.outputs),
         saved=(),
         claims=claims,
         oracle=oracle,

@@ -6,7 +6,7 @@ import pytest
 from rlk.bench.variants import Peer
 from rlk.errors import BackendError
 from rlk.gates import cases, judge
-from rlk.operator import Claim, Workload
+from rlk.operator import FLOATS, Claim, Operator, Tensor, Workload
 from rlk.survey import rivals, values
 from rlk.survey.rivals import held_to
 from rlk.test_support import tiny_operator
@@ -120,6 +120,31 @@ def test_survey_of_a_library_that_fails_or_is_absent_says_so(row):
     absent = row("absent")
     assert absent.verdict == "not applicable"
     assert absent.reason == "it needs the package no-such-distribution, which is not installed"
+
+
+def twice_a_sum(a, b):
+    return (a + b) * 2, a + b
+
+
+def test_survey_of_a_library_takes_terms_and_not_the_sum_that_stands_for_them(monkeypatch):
+    rows = ("...", "N")
+    summed = Operator(
+        name="summed", package="none", bits_version=1, formula="y = 2 * (a + b)",
+        inputs=(Tensor("a", rows, FLOATS, gradient="row"), Tensor("b", rows, ("=a",), "row")),
+        scalars=(), outputs=(
+            Tensor("y", rows, ("=a",)), Tensor("total", rows, ("=a",), sum_of=("a", "b")),
+        ),
+        saved=(), reductions=(), category="elementwise", claims=(),
+        workloads=(Workload("somewhere", {"T": 20, "N": 8}),), oracle=twice_a_sum, backends=(),
+    )  # fmt: skip
+    others = (Peer("eager", "torch", lambda told: twice_a_sum),)
+    for module in (rivals, values):
+        monkeypatch.setattr(module, "rivals", lambda operator: others)
+    (place,) = values.places(summed, "float32", None, seed=1)
+    found = values.survey(place, "eager")
+    assert (found.verdict, found.reason) == ("measured", None)
+    assert found.rows_alone == {"y": 0, "total": 0, "da": 0, "db": 0}
+    assert all(tensor.beyond == 0 for tensor in found.accuracy.values())
 
 
 def test_survey_of_our_backend_that_breaks_ends_the_run(row, monkeypatch):

@@ -22,8 +22,9 @@ from rlk.records import SurveyRow, TensorAccuracy
 from rlk.survey.rivals import held_to
 
 # Rows of one call: those of gates on a CPU, where kernels are interpreted; on a GPU enough for a
-# library to choose another kernel, and few enough for the oracle.
-CPU_ROWS, GPU_ROWS = 131, 256
+# library to choose another kernel, and few enough for the oracle. Primes: compilers take sizes that
+# are equal once for equal always, and would compile again for every other batch.
+CPU_ROWS, GPU_ROWS = 131, 257
 # 64: samples of products, each a million multiplications and more.
 PRODUCT_ROWS = 64
 # 2^24 elements of the first input: what the oracle computes soon.

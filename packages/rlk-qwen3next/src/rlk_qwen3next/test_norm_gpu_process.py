@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from rlk.bench.timing import peak_bytes
+from rlk.bench.timing import held_bytes, peak_bytes
 from rlk.parts import tensors_in
 from rlk_qwen3next.test_norm_gpu_batches import (
     BACKENDS,
@@ -118,11 +118,6 @@ def test_call_on_the_second_gpu_leaves_the_first_current(norm, backend):
         assert_equal_bits(run[name].to("cuda:0"), expected[name], name)
 
 
-def held(*tensors) -> int:
-    """Bytes of their memory, which some may share."""
-    return sum({t.data_ptr(): t.numel() * t.element_size() for t in tensors}.values())
-
-
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(
     ("name", "rows", "n"),
@@ -143,8 +138,8 @@ def test_peak_memory_is_outputs_and_gradients_and_two_percent(request, name, row
         return *outputs, *torch.autograd.grad(outputs, leaves, list(batch.upstream.values()))
 
     peak, results = peak_bytes(step)
-    allowed = held(*results) * 1.02
-    print(f"{name} {backend}: peak {peak} bytes, outputs and gradients {held(*results)}")
+    allowed = held_bytes(results) * 1.02
+    print(f"{name} {backend}: peak {peak} bytes, outputs and gradients {held_bytes(results)}")
     assert peak <= allowed
 
 
