@@ -38,7 +38,9 @@ class Page:
 
     def html(self) -> str:
         """HTML, plots as part of it."""
-        body = MarkdownIt("commonmark").enable("table").render("\n".join(self.lines))
+        # Of what records say, nothing is markup: types in angle brackets must be seen.
+        markdown = MarkdownIt("commonmark", {"html": False})
+        body = markdown.enable("table").render("\n".join(self.lines))
         for name, svg in self.images.items():
             before, _, rest = body.partition(f'<img src="{name}"')
             body = before + svg + rest.partition("/>")[2]
