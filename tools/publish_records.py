@@ -12,27 +12,39 @@ from pathlib import Path
 from rlk.errors import RlkError
 from rlk.records import Bench, Document, GateSummary, Survey, load_folder, write
 
+# One origin stands for all: what it says of the machine must be true of each.
+_MACHINE = ("device", "driver", "compute_capability", "python", "torch", "triton", "cuda")
+
 
 def published(records: dict[str, Document]) -> dict[str, Document]:
     """The records to keep, by file name.
 
     Raises:
         RlkError: there is none, or one is not of committed sources, is interrupted, or is of other
-            sources than the first.
+            sources or of another machine than the first.
     """
     if not records:
         raise RlkError("publish: OUT_DIR must hold records, got none")
-    first = next(iter(records.values())).origin.packages
+    first = next(iter(records.values())).origin
     for path, record in records.items():
+        if not record.origin.packages:
+            raise RlkError(f"publish: {path} must be of sources that are committed, got none named")
         for name, source in record.origin.packages.items():
             if source.dirty is not False or source.commit is None or source.digest is None:
                 raise RlkError(
                     f"publish: {path} must be of sources that are committed, got {name} at "
                     f"{source.commit} with dirty {source.dirty}; commit and run again"
                 )
-        if record.origin.packages != first:
+        if record.origin.packages != first.packages:
             raise RlkError(f"publish: {path} must be of the sources of the others, got other ones")
-        if getattr(record, "interrupted", False):
+        for part in _MACHINE:
+            ours, theirs = getattr(record.origin, part), getattr(first, part)
+            if ours != theirs:
+                raise RlkError(
+                    f"publish: {path} must be of the machine of the others, got {part} {ours} "
+                    f"beside {theirs}"
+                )
+        if record.interrupted:
             raise RlkError(f"publish: {path} must be of a whole run, got an interrupted one")
     gates = [r for r in records.values() if isinstance(r, GateSummary)]
     kept: dict[str, Document] = {"gates.json": together(gates)} if gates else {}

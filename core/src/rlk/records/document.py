@@ -191,6 +191,7 @@ class GateSummary(Strict, frozen=True, kw_only=True, tag_field="schema", tag="rl
     tier: str
     seed: int
     passed: bool
+    interrupted: bool = False
     rows: list[GateRow]
 
 

@@ -72,8 +72,9 @@ def _origins(records: Mapping[str, Document]) -> str:
     for path, record in records.items():
         origin = record.origin
         tree = "changed since, or not known" if origin.dirty else "as committed"
-        rows.append((path, origin.command, origin.device, origin.torch, origin.commit, tree))
-    return table(("record", "command", "device", "torch", "commit", "tree"), rows)
+        run = "interrupted" if record.interrupted else "whole"
+        rows.append((path, origin.command, run, origin.device, origin.torch, origin.commit, tree))
+    return table(("record", "command", "run", "device", "torch", "commit", "tree"), rows)
 
 
 def _gates(summaries: Sequence[GateSummary]) -> str:

@@ -89,7 +89,13 @@ GATES = GateSummary(
 def test_page_of_records_shows_their_numbers_and_plots():
     made = page({"bench.json": BENCH, "survey.json": SURVEY, "gates.json": GATES})
     text = "\n".join(made.lines)
-    for shown in ("Some GPU", COMMIT, "3.65625", "2.625", "not applicable: not installed"):
+    for shown in (
+        "| rlk bench | whole | Some GPU |",
+        COMMIT,
+        "3.65625",
+        "2.625",
+        "not applicable: not installed",
+    ):
         assert shown in text
     assert "| demo | cuda | layout | sm_90 | 41 | 3 | 0 |" in text
     assert "y 23 of 64" in text
@@ -185,6 +191,12 @@ def test_page_of_unlikely_names_shows_them_as_they_are():
 def test_page_of_records_without_core_says_that_the_tree_is_not_known():
     made = page({"gates.json": replace(GATES, origin=replace(ORIGIN, packages={}))})
     assert "| 2.13 | - | changed since, or not known |" in "\n".join(made.lines)
+
+
+@pytest.mark.parametrize("record", [BENCH, SURVEY, GATES], ids=["bench", "survey", "gates"])
+def test_page_of_an_interrupted_run_says_so(record):
+    made = page({"a.json": replace(record, interrupted=True)})
+    assert "| a.json | rlk bench | interrupted |" in "\n".join(made.lines)
 
 
 def test_command_unwritable_output_exits_two(tmp_path):
