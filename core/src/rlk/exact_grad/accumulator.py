@@ -118,6 +118,8 @@ class ExactGradAccumulator:
                     )
         for each in sums:
             each.carrier.clear()
+        # Behind all that may fail, as for memory: a carrier left in a module adds to nothing.
+        for each in sums:
             each.attach()
         self._sums = {each.found.name: each for each in sums}
         return self

@@ -7,6 +7,7 @@ import torch
 from rlk.compare import same_bits
 from rlk.errors import ArgumentError, GradientError
 from rlk.exact_grad import ExactGradAccumulator, state_of
+from rlk.exact_grad.carrier import SumCarrier
 from rlk.reduce import exact_sum
 from rlk.test_support.exact_layouts import (
     EIGHT,
@@ -76,6 +77,26 @@ def test_process_group_that_is_none_of_this_rank_is_refused(group):
         "ExactGradAccumulator: process_group must be a torch.distributed.ProcessGroup of this rank,"
         f" got {group!r}"
     )
+
+
+def test_block_that_cannot_be_entered_leaves_modules_as_they_were(monkeypatch):
+    model, whole = Model(), SumCarrier.clear
+
+    def second_has_no_memory(carrier):
+        if model.first.weight_sum is not None or cleared:
+            raise MemoryError
+        cleared.append(carrier)
+        whole(carrier)
+
+    cleared = []
+    monkeypatch.setattr(SumCarrier, "clear", second_has_no_memory)
+    with pytest.raises(MemoryError), ExactGradAccumulator(model):
+        pass
+    assert model.first.weight_sum is None
+    monkeypatch.undo()
+    with ExactGradAccumulator(model):
+        backward(model, WHOLE)
+    assert_same_gradients(gradients(model), accumulated(WHOLE))
 
 
 CLOSED = {
