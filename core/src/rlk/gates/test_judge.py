@@ -96,7 +96,7 @@ def test_judge_backend_that_cannot_load_is_red(scale):
             Backend("golden", lambda: None, ("cpu",), missing=lambda platform: "it needs qubits"),
             "it needs qubits",
         ),
-        (Backend("golden", lambda: None, ("nvidia",)), "it does not run on cpu"),
+        (Backend("golden", lambda: None, ("nvidia",)), "the device must be an NVIDIA GPU, got cpu"),
     ],
 )
 def test_judge_backend_that_cannot_run_here_is_not_run(scale, row, reason):
