@@ -34,7 +34,7 @@ def differences(a: Document, b: Document) -> Iterator[str]:
     """A line for each row or value that differs in more than noise.
 
     Raises:
-        RlkError: the records are of different kinds.
+        RlkError: the records are of different kinds, or one has two rows of one key.
     """
     kinds = [record.__struct_config__.tag for record in (a, b)]
     if kinds[0] != kinds[1]:
@@ -51,7 +51,14 @@ def differences(a: Document, b: Document) -> Iterator[str]:
 
 
 def _rows(record: Document, keys: Iterable[str]) -> dict[tuple[str, ...], Any]:
-    return {tuple(str(getattr(row, key)) for key in keys): row for row in record.rows}
+    found: dict[tuple[str, ...], Any] = {}
+    for row in record.rows:
+        key = tuple(str(getattr(row, name)) for name in keys)
+        if key in found:
+            # Only one of them would be compared.
+            raise RlkError(f"records must have one row of a key, got two of {' '.join(key)}")
+        found[key] = row
+    return found
 
 
 def _values(name: str, a: Any, b: Any, timed: bool) -> Iterator[str]:
@@ -62,7 +69,8 @@ def _values(name: str, a: Any, b: Any, timed: bool) -> Iterator[str]:
         if timed and field in TIMES and x is not None and y is not None:
             spreads = [getattr(row, f"{field[:-3]}_spread_us", None) or 0.0 for row in (a, b)]
             if abs(y - x) > max(NOISE * x, SPREADS * max(spreads)):
-                yield f"{name}: {field} {x:g} -> {y:g} ({100 * (y / x - 1):+.1f} %)"
+                change = f" ({100 * (y / x - 1):+.1f} %)" if x else ""
+                yield f"{name}: {field} {x:g} -> {y:g}{change}"
             continue
         yield f"{name}: {field} {x} -> {y}"
 

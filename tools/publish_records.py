@@ -19,29 +19,41 @@ from rlk.records import Bench, Document, GateSummary, Source, Survey, load_folde
 
 Rows = TypeVar("Rows", Bench, Survey)
 
+# One origin stands for all: what it says of the machine must be true of each.
+_MACHINE = ("device", "driver", "compute_capability", "python", "torch", "triton", "cuda")
+
 
 def published(records: dict[str, Document]) -> dict[str, Document]:
     """The records to keep, by file name.
 
     Raises:
         RlkError: there is none, or one is not of committed sources, is interrupted, or is of other
-            sources than the first.
+            sources or of another machine than the first.
     """
     if not records:
         raise RlkError("publish: OUT_DIR must hold records, got none")
     here = origin().packages
     records = {path: with_commit(record, here) for path, record in records.items()}
-    first = next(iter(records.values())).origin.packages
+    first = next(iter(records.values())).origin
     for path, record in records.items():
+        if not record.origin.packages:
+            raise RlkError(f"publish: {path} must be of sources that are committed, got none named")
         for name, source in record.origin.packages.items():
             if source.dirty is not False or source.commit is None or source.digest is None:
                 raise RlkError(
                     f"publish: {path} must be of sources that are committed, got {name} at "
                     f"{source.commit} with dirty {source.dirty}; commit and run again"
                 )
-        if record.origin.packages != first:
+        if record.origin.packages != first.packages:
             raise RlkError(f"publish: {path} must be of the sources of the others, got other ones")
-        if getattr(record, "interrupted", False):
+        for part in _MACHINE:
+            ours, theirs = getattr(record.origin, part), getattr(first, part)
+            if ours != theirs:
+                raise RlkError(
+                    f"publish: {path} must be of the machine of the others, got {part} {ours} "
+                    f"beside {theirs}"
+                )
+        if record.interrupted:
             raise RlkError(f"publish: {path} must be of a whole run, got an interrupted one")
     gates = [r for r in records.values() if isinstance(r, GateSummary)]
     kept: dict[str, Document] = {"gates.json": together(gates)} if gates else {}
@@ -75,13 +87,13 @@ def joined(command: str, records: Sequence[Rows]) -> Rows:
     """One record of several that share the operators among them.
 
     Raises:
-        RlkError: they are of unlike GPUs or ways, or two of them have an operator.
+        RlkError: they were made in unlike ways, or two of them have an operator.
     """
     if len(records) == 1:
         return records[0]
-    ways = {(r.origin.device, r.method if isinstance(r, Bench) else str(r.seed)) for r in records}
+    ways = {r.method if isinstance(r, Bench) else f"seed {r.seed}" for r in records}
     if len(ways) > 1:
-        raise RlkError(f"publish: records of {command} must be of one kind, got {sorted(ways)}")
+        raise RlkError(f"publish: records of {command} must be made in one way, got {sorted(ways)}")
     operators = [name for r in records for name in dict.fromkeys(row.operator for row in r.rows)]
     twice = next((name for name in operators if operators.count(name) > 1), None)
     if twice is not None:

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which records may be kept, and what counts as a difference between two."""
 
+import shutil
+
 import compare_records
 import publish_records
 import pytest
@@ -53,6 +55,7 @@ def publish(tmp_path):
     """Writes records to a folder and publishes it."""
 
     def run(**records):
+        shutil.rmtree(tmp_path / "out", ignore_errors=True)
         (tmp_path / "out").mkdir()
         for name, record in records.items():
             write(tmp_path / "out" / f"{name}.json", record)
@@ -86,9 +89,22 @@ def test_publish_refuses_sources_that_are_not_committed_or_differ(publish, capsy
     assert words in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("part", ["device", "driver", "compute_capability", "torch"])
+def test_publish_refuses_records_of_two_machines(publish, capsys, part):
+    other = replace(ORIGIN, **{part: "another"})
+    assert publish(a=gates("layout"), b=gates("repeatable", origin=other)) == 2
+    assert f"must be of the machine of the others, got {part} another" in capsys.readouterr().err
+
+
+def test_publish_refuses_a_record_that_names_no_sources(publish, capsys):
+    assert publish(a=gates("layout", origin=replace(ORIGIN, packages={}))) == 2
+    assert "must be of sources that are committed, got none named" in capsys.readouterr().err
+
+
 def test_publish_refuses_what_is_missing_interrupted_or_mixed(publish, capsys, tmp_path):
-    assert publish(bench=replace(BENCH, interrupted=True)) == 2
-    assert "must be of a whole run" in capsys.readouterr().err
+    for number, record in enumerate((BENCH, SURVEY, gates("layout"))):
+        assert publish(**{f"a{number}": replace(record, interrupted=True)}) == 2
+        assert "must be of a whole run" in capsys.readouterr().err
     (tmp_path / "empty").mkdir()
     assert publish_records.main([str(tmp_path / "empty"), str(tmp_path / "kept")]) == 2
     assert publish_records.main([str(tmp_path / "absent"), str(tmp_path / "kept")]) == 2
@@ -115,10 +131,10 @@ def test_publish_joins_records_that_share_the_operators(publish, tmp_path):
     ("other", "words"),
     [
         (SURVEY, "rlk survey must have measured demo once"),
-        (replace(of_operator("b", SURVEY), seed=2), "must be of one kind"),
+        (replace(of_operator("b", SURVEY), seed=2), "must be made in one way"),
         (
             replace(of_operator("b", SURVEY), origin=replace(ORIGIN, device="another")),
-            "must be of one kind",
+            "must be of the machine of the others",
         ),
     ],
 )
@@ -162,6 +178,7 @@ def changed(**values):
         (changed(forward_us=130.0, forward_spread_us=11.0), []),
         (changed(both_us=150.0), ["both_us 200 -> 150 (-25.0 %)"]),
         (changed(forward_us=None), ["forward_us 100.0 -> None"]),
+        (changed(forward_us=0.0), ["forward_us 100 -> 0 (-100.0 %)"]),
         (
             changed(verdict="failed", reason="red"),
             ["verdict measured -> failed", "reason None -> red"],
@@ -181,6 +198,17 @@ def test_compare_values_and_gates_must_be_equal():
     assert "rows_alone {'y': 0} -> {'y': 1}" in line
     failed = list(compare_records.differences(gates("layout"), gates("layout", "failed")))
     assert len(failed) == 2
+
+
+def test_compare_from_a_time_of_zero_has_no_percentage():
+    (line,) = compare_records.differences(changed(forward_us=0.0), BENCH)
+    assert line.endswith("forward_us 0 -> 100")
+
+
+def test_compare_refuses_two_rows_of_one_key():
+    twice = replace(BENCH, rows=[ROW, replace(ROW, forward_us=1.0)])
+    with pytest.raises(Exception, match="one row of a key, got two of demo 1x2 packed"):
+        list(compare_records.differences(BENCH, twice))
 
 
 def test_compare_command_exit_status_says_what_it_found(tmp_path, capsys):

@@ -28,7 +28,7 @@ from rlk.autograd import (
     require_reverse_mode,
     require_single_gradients,
 )
-from rlk.errors import ArgumentError, RlkError
+from rlk.errors import ArgumentError, GradientError, RlkError
 from rlk.operator import Operator
 from rlk.reduce.exact_sum import STATE_ROWS
 from rlk.reduce.mma_chain.golden import FP32_BLOCK, STEP
@@ -65,6 +65,9 @@ class Carried:
         if len(chains) > 1:
             raise RlkError(f"{self._operator.name}: chains must be at most one, got {len(chains)}")
         self._chain_place = chains[0] if chains else None
+        # Of each carrier, the parameter.
+        more = self.count - len(self._places)
+        self._carried_places = [*self._places, *[self._chain_place or 0] * more]
         self.function = _make_function(self)
         self._apply_eagerly = eager_apply(self.function)
 
@@ -131,6 +134,27 @@ class Carried:
                     finished[shared] = result
         return finished
 
+    def require_carriers(self, ctx: Any, wanted: Sequence[bool]) -> None:
+        """Refuse a backward that asks for a parameter's gradient, which is zeros, alone.
+
+        So do `torch.autograd.grad` of parameters and `backward(inputs=parameters)`: what they leave
+        out, autograd computes and drops.
+        """
+        if torch.compiler.is_compiling():
+            return  # a graph has been asked for all of them, and cannot trace the question
+        # One edge for each tensor among the arguments.
+        edges = iter(ctx.next_functions)
+        nodes = [next(edges)[0] if given else None for given in ctx.given]
+        for carrier, place in enumerate(self._carried_places, self.inputs):
+            if wanted[place] and wanted[carrier] and _is_run(nodes[place]):
+                if not _is_run(nodes[carrier]):
+                    name = self._operator.inputs[place].name
+                    raise GradientError(
+                        f"{self._operator.name}: backward must run for all leaves where {name} has "
+                        f"a carrier, got one for {name} alone, whose gradient is zeros; call "
+                        "backward() without inputs="
+                    )
+
     def _calls(self, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
         """What the second carrier of a chain takes of a call."""
         which = next(i for i, t in enumerate(self._operator.inputs) if t.has_rows)
@@ -144,10 +168,8 @@ class Carried:
 
     def _check(self, tensors: Sequence[torch.Tensor], carriers: Carriers) -> None:
         names = self._operator.carriers
-        places = [*self._places, *[self._chain_place] * (len(names) - len(self._places))]
         given = [c is not None for c in carriers[len(self._places) :]]
-        for carrier_name, place, carrier in zip(names, places, carriers, strict=True):
-            assert place is not None  # noqa: S101 - a name is of a parameter
+        for carrier_name, place, carrier in zip(names, self._carried_places, carriers, strict=True):
             name, parameter = self._operator.inputs[place].name, tensors[place]
             wrong = None
             if carrier is not None:
@@ -182,6 +204,14 @@ def _difference(
     return None
 
 
+def _is_run(node: Any) -> bool:
+    """Whether the backward that is running has this node to run, or its gradient to return."""
+    try:
+        return torch._C._will_engine_execute_node(node)
+    except RuntimeError:  # a leaf whose gradient `torch.autograd.grad` returns
+        return True
+
+
 def wants_gradient(tensors: Sequence[torch.Tensor | None]) -> bool:
     """Whether autograd must record a call on these."""
     return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
@@ -213,6 +243,7 @@ def _make_function(carried: Carried) -> type[torch.autograd.Function]:
             plain = carried.without_carriers(arguments)
             results = published.forward_pass(keyset, plain)
             ctx.rest = plain[inputs:]
+            ctx.given = [t is not None for t in arguments[: inputs + count]]
             # Read in backward, when it holds the calls before: no copy that a hook of saved tensors
             # made in forward will do, and writing to it between the two is meant.
             ctx.chain = carried.chain(arguments)
@@ -231,6 +262,7 @@ def _make_function(carried: Carried) -> type[torch.autograd.Function]:
             tensors = (*given, *saved)
             *scalars, backend = ctx.rest
             wanted = ctx.needs_input_grad[1 : 1 + inputs + count]
+            carried.require_carriers(ctx, wanted)
             with torch.no_grad():
                 finished = carried.input_gradients(tensors, scalars, wanted, backend, ctx.chain)
             return None, *first_order_only(operator.name, finished, tensors), *no_gradients

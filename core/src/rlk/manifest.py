@@ -272,15 +272,22 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("file", type=Path)
     parser.add_argument("--write", action="store_true", help="write both digests into the file")
     options = parser.parse_args(arguments)
-    if options.write:
-        document = parse(options.file)
-        document["architecture"]["fingerprint"] = digest(document["architecture"]["values"])
-        document["sha256"] = digest(document)
-        options.file.write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
     try:
+        if options.write:
+            _renew(options.file)
         print(load_manifest(options.file).sha256)
-    except WorkloadError as error:
+    except (WorkloadError, OSError) as error:
         parser.exit(2, f"{error}\n")
+
+
+def _renew(file: Path) -> None:
+    """Write both digests into a manifest; what else is wrong in it stays for its reader to tell."""
+    document = parse(file)
+    architecture = document.get("architecture")
+    if isinstance(architecture, dict) and isinstance(architecture.get("values"), dict):
+        architecture["fingerprint"] = digest(architecture["values"])
+    document["sha256"] = digest(document)
+    file.write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
 
 
 if __name__ == "__main__":

@@ -79,6 +79,37 @@ def test_carrier_of_a_frozen_parameter_takes_the_state_alone():
     assert weight.grad is None
 
 
+PARTS = {
+    "inputs": lambda loss, x, weight: loss.backward(inputs=[weight]),
+    "grad": lambda loss, x, weight: torch.autograd.grad(loss, [x, weight]),
+    # Behind another node, which is no leaf.
+    "doubled": lambda loss, x, weight: loss.backward(inputs=[x, weight]),
+}
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_gradient_of_a_parameter_without_its_carrier_is_refused_instead_of_zeros(part):
+    x, weight = inputs()
+    given = weight * 2 if part == "doubled" else weight
+    loss = carried(x, given, new_carrier(weight)).sum()
+    with pytest.raises(GradientError) as caught:
+        PARTS[part](loss, x, weight)
+    assert str(caught.value) == (
+        "tiny_carried: backward must run for all leaves where weight has a carrier, got one for "
+        "weight alone, whose gradient is zeros; call backward() without inputs="
+    )
+
+
+def test_gradient_of_inputs_alone_leaves_carrier_and_parameter_as_they_are():
+    x, weight = inputs()
+    carrier, dy = new_carrier(weight), small_integers(5, 4, seed=2)
+    expected = torch.autograd.grad(published((x, weight), SCALARS)[0], x, dy)[0]
+    (dx,) = torch.autograd.grad(carried(x, weight, carrier), x, dy)
+    assert_same_bits(dx, expected, "dx")
+    assert weight.grad is None
+    assert carrier.grad is None
+
+
 def test_carrier_that_wants_no_gradient_leaves_the_parameter_its_own():
     x, weight = inputs()
     dy = small_integers(5, 4, seed=2)

@@ -181,3 +181,26 @@ def test_command_stale_digest_exits_2_and_write_repairs_it(document, tmp_path, c
     assert "$.sha256" in capsys.readouterr().err
     main([str(path), "--write"])
     assert capsys.readouterr().out.strip() == msgspec.json.decode(path.read_bytes())["sha256"]
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("{}", "$.schema"),
+        ('{"architecture": 3}', "$."),
+        ("[", "$ must be readable JSON"),
+        (None, "$ must be readable JSON"),
+    ],
+)
+def test_command_write_of_what_is_no_manifest_exits_2_with_one_sentence(
+    tmp_path, capsys, text, place
+):
+    path = tmp_path / "manifest.json"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(SystemExit) as caught:
+        main([str(path), "--write"])
+    assert caught.value.code == 2
+    told = capsys.readouterr().err
+    assert told.startswith(f"manifest: {place}")
+    assert told.count("\n") == 1

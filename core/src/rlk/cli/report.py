@@ -22,7 +22,10 @@ def report(
 ) -> None:
     """Write one HTML and one Markdown report, with plots, of all records under a folder."""
     if importlib.util.find_spec("matplotlib") is None:
-        raise RlkError("report: the package matplotlib must be installed, got none; install it")
+        raise RlkError(
+            "report: the package matplotlib must be installed, got none; pip install "
+            '"rlk-core[survey]"'
+        )
     records = load_folder(folder)
     if not records:
         raise RlkError(

@@ -4,6 +4,7 @@
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -71,7 +72,8 @@ class ExactGradAccumulator:
             32) but the last, they have the bits of one batch. Several ranks add in FP32, in their
             order. Takes 4 bytes an element, and as much again in backward, unsharded.
     Raises:
-        ArgumentError: module is no torch.nn.Module, or has not all of parameters.
+        ArgumentError: module is no torch.nn.Module, or has not all of parameters; or process_group
+            is none that this rank is in.
     """
 
     def __init__(
@@ -88,13 +90,19 @@ class ExactGradAccumulator:
                 f"{_NAME}: module must be a torch.nn.Module, got {type(module).__name__}; hand "
                 "over the module that holds the parameters, and a list of them as parameters="
             )
+        # What new_group returns to a rank outside is an int.
+        if process_group is not None and not hasattr(process_group, "group_name"):
+            raise ArgumentError(
+                f"{_NAME}: process_group must be a torch.distributed.ProcessGroup of this rank, "
+                f"got {process_group!r}"
+            )
         self._module = module
         self._group = process_group
         self._main_grad = main_grad
         self._parameters = None if parameters is None else list(parameters)
         self._continue_chains = continue_chains
         self._carriers: dict[str, SumCarrier | ChainCarrier] = {}
-        self._sums: list[_Sum] | None = None  # of the block that is open
+        self._sums: dict[str, _Sum] | None = None  # of the block that is open, by name
         self._find()
 
     def __enter__(self) -> "ExactGradAccumulator":
@@ -110,8 +118,10 @@ class ExactGradAccumulator:
                     )
         for each in sums:
             each.carrier.clear()
+        # Behind all that may fail, as for memory: a carrier left in a module adds to nothing.
+        for each in sums:
             each.attach()
-        self._sums = sums
+        self._sums = {each.found.name: each for each in sums}
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -199,11 +209,17 @@ class ExactGradAccumulator:
         Args:
             states: as from `state_dict`, or several added elementwise.
         Raises:
-            ArgumentError: names, shapes or dtypes are others.
+            ArgumentError: states is no mapping of tensors, or names, shapes or dtypes are others.
             GradientError: no block is open.
         """
         sums = self._open("load_state_dict")
         present = self.state_dict()
+        for state in states.values() if isinstance(states, Mapping) else [states]:
+            if not isinstance(state, torch.Tensor):
+                raise ArgumentError(
+                    f"{_NAME}.load_state_dict: states must be tensors by name, got "
+                    f"{type(state).__name__}"
+                )
         if states.keys() != present.keys():
             other = sorted(states.keys() ^ present.keys())
             raise ArgumentError(
@@ -231,13 +247,20 @@ class ExactGradAccumulator:
         kept = self._carriers.get(found.name)
         if not isinstance(kept, kind) or not kept.fits(found.parameter):
             kept = self._carriers[found.name] = kind(found.parameter)
-            kept.leaf.register_hook(self._require_open)
+            kept.leaf.register_hook(partial(self._require_wanted, found.name))
         return kept
 
-    def _require_open(self, gradient: torch.Tensor) -> None:
-        if self._sums is None:
+    def _require_wanted(self, name: str, gradient: torch.Tensor) -> None:
+        """Refuse what a carrier must not take, as its own parameter would not."""
+        here = (self._sums or {}).get(name)
+        if here is None:
             raise GradientError(
                 f"{_NAME}: backward must run inside the block of its forward, got one after it"
+            )
+        if not here.found.parameter.requires_grad:
+            raise GradientError(
+                f"{_NAME}: parameters must require gradients up to the end of the block, got "
+                f"{name} frozen; end the block before, or leave it out by parameters="
             )
 
     def _open(self, name: str) -> list[_Sum]:
@@ -245,10 +268,10 @@ class ExactGradAccumulator:
             raise GradientError(
                 f"{_NAME}.{name}: the block must be open, got none or one that is finished"
             )
-        return self._sums
+        return [*self._sums.values()]
 
     def _close(self) -> None:
-        for each in self._sums or ():
+        for each in (self._sums or {}).values():
             each.detach()
         self._sums = None
 

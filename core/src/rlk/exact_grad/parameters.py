@@ -128,7 +128,8 @@ def restrict(
     wanted = {id(p): p for p in parameters}
     chosen = [f for f in found if wanted.pop(id(f.parameter), None) is not None]
     for other in wanted.values():
-        got = f"one of shape {list(other.shape)}" if isinstance(other, torch.Tensor) else other
+        is_tensor = isinstance(other, torch.Tensor)
+        got = f"one of shape {list(other.shape)}" if is_tensor else f"a {type(other).__name__}"
         raise ArgumentError(f"{name}: parameters must be those of module, got {got} that is none")
     return chosen
 

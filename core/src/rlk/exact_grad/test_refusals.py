@@ -7,6 +7,7 @@ import torch
 from rlk.compare import same_bits
 from rlk.errors import ArgumentError, GradientError
 from rlk.exact_grad import ExactGradAccumulator, state_of
+from rlk.exact_grad.carrier import SumCarrier
 from rlk.reduce import exact_sum
 from rlk.test_support.exact_layouts import (
     EIGHT,
@@ -43,6 +44,61 @@ def test_backward_after_the_block_is_refused_instead_of_lost():
     )
 
 
+def test_backward_in_a_block_without_the_parameter_is_refused():
+    model, (x, dy) = Model(), batch()
+    sums = ExactGradAccumulator(model)
+    with sums:
+        y = model(x)
+    model.first.requires_grad_(False)
+    with sums, pytest.raises(GradientError, match="inside the block of its forward, got one after"):
+        y.backward(dy)
+
+
+def test_backward_that_reaches_a_parameter_frozen_in_the_block_is_refused():
+    model = Model()
+    with ExactGradAccumulator(model):
+        backward(model, WHOLE)
+        model.first.requires_grad_(False)
+        with pytest.raises(GradientError) as caught:
+            backward(model, WHOLE)
+        model.first.requires_grad_(True)
+    assert str(caught.value) == (
+        "ExactGradAccumulator: parameters must require gradients up to the end of the block, got "
+        "first.weight frozen; end the block before, or leave it out by parameters="
+    )
+
+
+@pytest.mark.parametrize("group", [-100, "world", [0, 1]], ids=repr)
+def test_process_group_that_is_none_of_this_rank_is_refused(group):
+    # -100 is what new_group returns to a rank outside.
+    with pytest.raises(ArgumentError) as caught:
+        ExactGradAccumulator(Model(), group)
+    assert str(caught.value) == (
+        "ExactGradAccumulator: process_group must be a torch.distributed.ProcessGroup of this rank,"
+        f" got {group!r}"
+    )
+
+
+def test_block_that_cannot_be_entered_leaves_modules_as_they_were(monkeypatch):
+    model, whole = Model(), SumCarrier.clear
+
+    def second_has_no_memory(carrier):
+        if model.first.weight_sum is not None or cleared:
+            raise MemoryError
+        cleared.append(carrier)
+        whole(carrier)
+
+    cleared = []
+    monkeypatch.setattr(SumCarrier, "clear", second_has_no_memory)
+    with pytest.raises(MemoryError), ExactGradAccumulator(model):
+        pass
+    assert model.first.weight_sum is None
+    monkeypatch.undo()
+    with ExactGradAccumulator(model):
+        backward(model, WHOLE)
+    assert_same_gradients(gradients(model), accumulated(WHOLE))
+
+
 CLOSED = {
     "finalize": lambda sums: sums.finalize(),
     "state_dict": lambda sums: sums.state_dict(),
@@ -73,6 +129,8 @@ def test_divisor_that_is_no_count_is_refused_and_the_block_goes_on():
 
 STATE = torch.zeros(13, 5, dtype=torch.int64)
 BAD_STATES = {
+    "states must be tensors by name, got NoneType": None,
+    "states must be tensors by name, got int": {"first.weight": 1, "second.weight": STATE},
     "states must name the exact parameters, got first.weight on one side alone": {},
     "first.weight must be int64 [13, 5], got torch.float64 [13, 5]": {
         "first.weight": STATE.double(), "second.weight": STATE
@@ -101,7 +159,7 @@ def test_module_that_is_none_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("other", "got"), [(torch.zeros(2, 3), "one of shape [2, 3]"), ("weight", "weight")]
+    ("other", "got"), [(torch.zeros(2, 3), "one of shape [2, 3]"), ("weight", "a str")]
 )
 def test_parameters_of_another_module_are_refused(other, got):
     model = Model()

@@ -60,13 +60,15 @@ class Origin(Strict, frozen=True, kw_only=True):
 
     @property
     def commit(self) -> str | None:
-        """The commit of core."""
-        return self.packages["rlk-core"].commit
+        """The commit of core, if it is known."""
+        core = self.packages.get("rlk-core")
+        return None if core is None else core.commit
 
     @property
     def dirty(self) -> bool:
         """Whether any package differed from its commit, or is not known to equal it."""
-        return any(source.dirty is not False for source in self.packages.values())
+        known = "rlk-core" in self.packages
+        return not known or any(source.dirty is not False for source in self.packages.values())
 
 
 class BenchRow(Strict, frozen=True, kw_only=True, omit_defaults=True):
@@ -189,6 +191,7 @@ class GateSummary(Strict, frozen=True, kw_only=True, tag_field="schema", tag="rl
     tier: str
     seed: int
     passed: bool
+    interrupted: bool = False
     rows: list[GateRow]
 
 

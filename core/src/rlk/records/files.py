@@ -15,6 +15,8 @@ from rlk.records.gates import summary
 
 # Digits kept of a number: more would be noise.
 _DIGITS = 4
+# What reading JSON raises: malformed, of other types, in another encoding, nested without end.
+_UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 def decode(text: bytes, name: object = "record") -> Document:
@@ -30,7 +32,7 @@ def decode(text: bytes, name: object = "record") -> Document:
     """
     try:
         return msgspec.json.decode(text, type=Document)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except _UNREADABLE as error:
         raise RlkError(f"{name}: must be a record of rlk, got: {error}") from error
 
 
@@ -42,14 +44,19 @@ def load_folder(folder: Path) -> dict[str, Document]:
     Returns:
         Records by relative path, sorted.
     Raises:
-        RlkError: the folder cannot be read, or a record in it is broken.
+        RlkError: the folder cannot be read, or a record in it is broken. A file cut short counts as
+            one: what its run found would be missed without a word.
     """
     if not folder.is_dir():
         raise RlkError(f"{folder}: must be a folder of records, got none")
     found: dict[str, Document] = {}
     for path in sorted(folder.rglob("*.json")):
+        if path.is_dir():
+            continue
+        if not path.is_file():  # a pipe never ends, a device may neither
+            raise RlkError(f"{path}: must be a file, got none, or a pipe or device")
         text = path.read_bytes()
-        schema, name = _schema_of(text), path.relative_to(folder).as_posix()
+        schema, name = _schema_of(text, path), path.relative_to(folder).as_posix()
         if schema in _KINDS:
             found[name] = decode(text, path)
         elif schema == REPORT:
@@ -60,7 +67,7 @@ def load_folder(folder: Path) -> dict[str, Document]:
 def _decode_report(text: bytes, name: object) -> Report:
     try:
         return msgspec.json.decode(text, type=Report)
-    except msgspec.MsgspecError as error:
+    except _UNREADABLE as error:
         raise RlkError(f"{name}: must be a report of rlk gate, got: {error}") from error
 
 
@@ -88,12 +95,13 @@ def json_schema() -> dict[str, Any]:
     return {"$schema": draft, **msgspec.json.schema(Document)}
 
 
-def _schema_of(text: bytes) -> object:
+def _schema_of(text: bytes, name: object) -> str | None:
     try:
-        document = json.loads(text)
-    except ValueError:
-        return None
-    return document.get("schema") if isinstance(document, dict) else None
+        document = msgspec.json.decode(text)
+    except _UNREADABLE as error:
+        raise RlkError(f"{name}: must be JSON, got: {error}") from error
+    schema = document.get("schema") if isinstance(document, dict) else None
+    return schema if isinstance(schema, str) else None
 
 
 def _rounded(value: Any) -> Any:

@@ -32,5 +32,10 @@ def summary(report: Report, command: str = "rlk gate") -> GateSummary:
     ]
     made = origin(report.environment, command)
     return GateSummary(
-        origin=made, tier=report.tier, seed=report.seed, passed=report.passed, rows=rows
+        origin=made,
+        tier=report.tier,
+        seed=report.seed,
+        passed=report.passed,
+        interrupted=report.status == "interrupted",
+        rows=rows,
     )

@@ -126,5 +126,8 @@ def test_report_of_gates_is_counted_by_judgment_and_status(tmp_path):
     assert ("forward_accuracy", "failed") in statuses
     assert ("forward_invariance", "failed") not in statuses
     assert not counted.passed
+    assert not counted.interrupted
+    cut = summarise(found, tier="short", seed=1, environment=environment.facts(), interrupted=True)
+    assert summary(cut).interrupted
     write(tmp_path / "gates.json", counted)
     assert load_folder(tmp_path) == {"gates.json": counted}

@@ -38,7 +38,9 @@ class Page:
 
     def html(self) -> str:
         """HTML, plots as part of it."""
-        body = MarkdownIt("commonmark").enable("table").render("\n".join(self.lines))
+        # Of what records say, nothing is markup: types in angle brackets must be seen.
+        markdown = MarkdownIt("commonmark", {"html": False})
+        body = markdown.enable("table").render("\n".join(self.lines))
         for name, svg in self.images.items():
             before, _, rest = body.partition(f'<img src="{name}"')
             body = before + svg + rest.partition("/>")[2]
@@ -70,8 +72,9 @@ def _origins(records: Mapping[str, Document]) -> str:
     for path, record in records.items():
         origin = record.origin
         tree = "changed since, or not known" if origin.dirty else "as committed"
-        rows.append((path, origin.command, origin.device, origin.torch, origin.commit, tree))
-    return table(("record", "command", "device", "torch", "commit", "tree"), rows)
+        run = "interrupted" if record.interrupted else "whole"
+        rows.append((path, origin.command, run, origin.device, origin.torch, origin.commit, tree))
+    return table(("record", "command", "run", "device", "torch", "commit", "tree"), rows)
 
 
 def _gates(summaries: Sequence[GateSummary]) -> str:

@@ -32,6 +32,7 @@ _STYLE = {
     "axes.titlesize": 9.0,
     "legend.frameon": False,
     "legend.fontsize": 8.0,
+    "text.parse_math": False,  # names are not formulas
 }
 
 # What a plot shows, for whoever does not see it.

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """A report from records alone: every number of theirs, every plot, and no other file."""
 
+import os
 import re
 import xml.etree.ElementTree as ElementTree
 
 import pytest
+from msgspec.structs import replace
 from typer.testing import CliRunner
 
 from rlk.cli import app
@@ -87,7 +89,13 @@ GATES = GateSummary(
 def test_page_of_records_shows_their_numbers_and_plots():
     made = page({"bench.json": BENCH, "survey.json": SURVEY, "gates.json": GATES})
     text = "\n".join(made.lines)
-    for shown in ("Some GPU", COMMIT, "3.65625", "2.625", "not applicable: not installed"):
+    for shown in (
+        "| rlk bench | whole | Some GPU |",
+        COMMIT,
+        "3.65625",
+        "2.625",
+        "not applicable: not installed",
+    ):
         assert shown in text
     assert "| demo | cuda | layout | sm_90 | 41 | 3 | 0 |" in text
     assert "y 23 of 64" in text
@@ -143,6 +151,11 @@ def test_command_writes_both_files_from_a_folder_of_records(tmp_path):
         ("{}", "must hold records of rlk gate, survey or bench, got none"),
         ('{"schema": "rlk.bench/2", "rows": 3}', "must be a record of rlk, got: "),
         ('{"schema": "rlk.gate-report/1"}', "must be a report of rlk gate, got: "),
+        ('{"schema": ["rlk.bench/2"]}', "must hold records of rlk gate, survey or bench, got none"),
+        # A run that was killed left nothing, or the beginning.
+        ("", "a.json: must be JSON, got: Input data was truncated"),
+        ('{"schema": "rlk.survey/1", "rows": [', "a.json: must be JSON, got: "),
+        ("[" * 200_000, "a.json: must be JSON, got: maximum recursion depth exceeded"),
     ],
 )
 def test_command_without_a_record_exits_two_with_one_sentence(tmp_path, text, sentence):
@@ -153,6 +166,37 @@ def test_command_without_a_record_exits_two_with_one_sentence(tmp_path, text, se
     assert (result.exit_code, result.stdout) == (2, "")
     assert sentence in result.stderr
     assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("kind", ["pipe", "dangling link"])
+def test_command_a_record_that_is_no_file_exits_two(tmp_path, kind):
+    path = tmp_path / "a.json"
+    if kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to("nowhere")
+    result = run(tmp_path)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr == f"rlk: {path}: must be a file, got none, or a pipe or device\n"
+
+
+def test_page_of_unlikely_names_shows_them_as_they_are():
+    name = "<class 'x'> $x_{$"
+    rows = [replace(row, variant=name) if row.variant == "other" else row for row in BENCH.rows]
+    shown = page({"bench.json": replace(BENCH, rows=rows)}).html()
+    assert "<class" not in shown
+    assert "&lt;class 'x'&gt; $x_{$" in shown
+
+
+def test_page_of_records_without_core_says_that_the_tree_is_not_known():
+    made = page({"gates.json": replace(GATES, origin=replace(ORIGIN, packages={}))})
+    assert "| 2.13 | - | changed since, or not known |" in "\n".join(made.lines)
+
+
+@pytest.mark.parametrize("record", [BENCH, SURVEY, GATES], ids=["bench", "survey", "gates"])
+def test_page_of_an_interrupted_run_says_so(record):
+    made = page({"a.json": replace(record, interrupted=True)})
+    assert "| a.json | rlk bench | interrupted |" in "\n".join(made.lines)
 
 
 def test_command_unwritable_output_exits_two(tmp_path):
