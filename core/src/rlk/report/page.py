@@ -4,6 +4,7 @@
 import base64
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from markdown_it import MarkdownIt
 
@@ -57,14 +58,25 @@ def page(records: Mapping[str, Document]) -> Page:
     summaries = [r for r in records.values() if isinstance(r, GateSummary)]
     if summaries:
         made.lines += ["## Gates\n", _gates(summaries)]
-    benches = [row for r in records.values() if isinstance(r, Bench) for row in r.rows]
-    surveys = [row for r in records.values() if isinstance(r, Survey) for row in r.rows]
-    names = {row.operator for row in benches} | {row.operator for row in surveys}
-    for name in sorted(names):
-        made.lines.append(f"## {name}\n")
-        made.lines += _speed(made, name, [row for row in benches if row.operator == name])
-        made.lines += _values(made, name, [row for row in surveys if row.operator == name])
+    found = [r for r in records.values() if isinstance(r, Bench | Survey)]
+    devices = list(dict.fromkeys(record.origin.device for record in found))
+    for name in sorted({row.operator for record in found for row in record.rows}):
+        for place, device in enumerate(devices):
+            # Times of two machines in one table would be nobody's.
+            here = [record for record in found if record.origin.device == device]
+            benches = _rows_of(name, [r for r in here if isinstance(r, Bench)])
+            surveys = _rows_of(name, [r for r in here if isinstance(r, Survey)])
+            if benches or surveys:
+                several = len(devices) > 1
+                made.lines.append(f"## {name} on {device}\n" if several else f"## {name}\n")
+                plots_of = f"{name}-{place}" if several else name
+                made.lines += _speed(made, plots_of, benches)
+                made.lines += _values(made, plots_of, surveys)
     return made
+
+
+def _rows_of(operator: str, records: Sequence[Bench | Survey]) -> list[Any]:
+    return [row for record in records for row in record.rows if row.operator == operator]
 
 
 def _origins(records: Mapping[str, Document]) -> str:

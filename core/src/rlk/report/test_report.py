@@ -199,6 +199,18 @@ def test_page_of_an_interrupted_run_says_so(record):
     assert "| a.json | rlk bench | interrupted |" in "\n".join(made.lines)
 
 
+def test_page_of_two_machines_keeps_their_numbers_apart():
+    other = replace(BENCH, origin=replace(ORIGIN, device="Another GPU"), rows=sizes(64))
+    made = page({"a.json": BENCH, "b.json": other, "survey.json": SURVEY})
+    _, first, second = "\n".join(made.lines).split("## demo on ")
+    assert first.startswith("Some GPU\n")
+    assert second.startswith("Another GPU\n")
+    assert (first.count("| cuda |"), second.count("| cuda |")) == (3, 1)
+    assert "y 23 of 64" in first
+    assert "Accuracy and invariance of variants: not run." in second
+    assert {"demo-0-peers.svg", "demo-1-peers.svg"} < made.images.keys()
+
+
 def test_command_unwritable_output_exits_two(tmp_path):
     write(tmp_path / "survey.json", SURVEY)
     result = run(tmp_path, "--output", tmp_path / "survey.json")
