@@ -34,12 +34,8 @@ WHEELS=$(cd "$WHEELS" && pwd)
 export PATH=$WORK/venv/bin CUDA_HOME=$WORK/none RLK_CACHE_DIR=$WORK/cache
 unset PYTHONPATH
 cd "$WORK"
-# The wheelhouse alone has packages of this name.
-pip install -q --find-links "$WHEELS" "rlk-qwenimage==$(python - "$WHEELS" <<'END'
-import pathlib, sys
-print(next(pathlib.Path(sys.argv[1]).glob("rlk_qwenimage-*.whl")).name.split("-")[1])
-END
-)"
+# By name: a package index might hold something newer of that name.
+pip install -q "$WHEELS"/rlk_core-*.whl "$WHEELS"/rlk_qwenimage-*.whl
 pip check
 python - <<'END'
 import json, shutil, subprocess, sys, time
