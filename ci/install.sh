@@ -9,6 +9,7 @@
 # with it, that pip finds no conflict, the time of an import, a call on the CPU and a short gate.
 # Exit status 0 all as it should be, 1 something is not.
 set -euo pipefail
+WHEELS=${1:+$(cd "$1" && pwd)}
 cd "$(dirname "$0")/.."
 
 PYTHON=${PYTHON:-python3}
@@ -19,7 +20,6 @@ trap '"$RM" -rf "$WORK"' EXIT
 
 "$PYTHON" -m venv "$WORK/venv"
 "$WORK/venv/bin/pip" install -q "torch==$TORCH" numpy
-WHEELS=${1:-}
 if [ -z "$WHEELS" ]; then
     WHEELS=$WORK/wheels
     "$PYTHON" -m venv "$WORK/builder"
@@ -28,7 +28,6 @@ if [ -z "$WHEELS" ]; then
         (cd "$project" && "$WORK/builder/bin/python" -m hatchling build -t wheel -d "$WHEELS")
     done
 fi
-WHEELS=$(cd "$WHEELS" && pwd)
 
 # Nothing but the environment's own programs: no compiler of C or CUDA.
 export PATH=$WORK/venv/bin CUDA_HOME=$WORK/none RLK_CACHE_DIR=$WORK/cache
