@@ -12,9 +12,10 @@ from rlk.survey.values import places, survey
 def test_prior_art_of_transformers_computes_the_operators(dtype):
     found = {}
     for operator in registry.declared_in("rlk_qwen3next"):
-        if "transformers" in [peer.name for peer in rivals(operator)]:
-            place = places(operator, dtype, 21, seed=3)[0]
-            found[operator.name] = survey(place, "transformers")
+        for peer in rivals(operator):
+            if peer.distribution == "transformers":
+                place = places(operator, dtype, 21, seed=3)[0]
+                found[operator.name] = survey(place, peer.name)
     assert found.keys() == {"qwen3_next_rms_norm", "rms_norm_gated"}
     for row in found.values():
         assert row.verdict == "measured", row.reason
