@@ -16,11 +16,9 @@ from msgspec.structs import replace
 
 from rlk.errors import RlkError
 from rlk.records import Bench, Document, GateSummary, Source, Survey, load_folder, origin, write
+from rlk.records.document import MACHINE
 
 Rows = TypeVar("Rows", Bench, Survey)
-
-# One origin stands for all: what it says of the machine must be true of each.
-_MACHINE = ("device", "driver", "compute_capability", "python", "torch", "triton", "cuda")
 
 
 def published(records: dict[str, Document]) -> dict[str, Document]:
@@ -46,7 +44,8 @@ def published(records: dict[str, Document]) -> dict[str, Document]:
                 )
         if record.origin.packages != first.packages:
             raise RlkError(f"publish: {path} must be of the sources of the others, got other ones")
-        for part in _MACHINE:
+        # One origin stands for all: what it says of the machine must be true of each.
+        for part in MACHINE:
             ours, theirs = getattr(record.origin, part), getattr(first, part)
             if ours != theirs:
                 raise RlkError(

@@ -143,9 +143,7 @@ def _speed(operator: Operator, evidence: Evidence, images: dict[str, str]) -> It
         rows = [row for row in record.rows if row.operator == operator.name]
         everything += rows
         yield _source(record.origin, path, evidence.state(operator, record.origin))
-        for heading, cells in tables.speed(rows):
-            yield f"**{heading}**\n"
-            yield table(tables.SPEED, cells)
+        yield from tables.shown(tables.SPEED, tables.speed(rows))
     if everything:
         yield from _images(operator, plots.of_times(everything), images)
 
@@ -156,9 +154,7 @@ def _values(operator: Operator, evidence: Evidence, images: dict[str, str]) -> I
         rows = [row for row in record.rows if row.operator == operator.name]
         everything += rows
         yield _source(record.origin, path, evidence.state(operator, record.origin))
-        for heading, cells in tables.values(rows):
-            yield f"**{heading}**\n"
-            yield table(tables.VALUES, cells)
+        yield from tables.shown(tables.VALUES, tables.values(rows))
     if everything:
         yield from _images(operator, plots.of_values(everything), images)
 

@@ -228,15 +228,17 @@ class Operator:
 
     def kept(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> tuple[Any, ...]:
         """The inputs as backward gets them: outputs in the place of what they are the sum of."""
-        sums = {
-            name: output
-            for declared, output in zip(self.outputs, outputs, strict=True)
-            for name in declared.sum_of
-        }
-        if not sums:
-            return tuple(inputs)
-        named = zip(self.inputs, inputs, strict=True)
-        return tuple(sums.get(declared.name, tensor) for declared, tensor in named)
+        found = list(inputs)
+        for place, output in self._stand_ins:
+            found[place] = outputs[output]
+        return tuple(found)
+
+    @cached_property
+    def _stand_ins(self) -> tuple[tuple[int, int], ...]:
+        """Places of inputs, each with that of the output that is the sum of it and others."""
+        names = [t.name for t in self.inputs]
+        summed = enumerate(t.sum_of for t in self.outputs)
+        return tuple((names.index(name), output) for output, terms in summed for name in terms)
 
     @property
     def parameters(self) -> tuple[Tensor, ...]:

@@ -320,9 +320,9 @@ def _autograd_backward(published: Published) -> Callable[..., Any]:
 
 def _first_order(published: Published, name: str) -> Callable[..., Any]:
     """The autograd kernel of a backward operator that nobody may differentiate."""
+    op = getattr(torch.ops.rlk, name).default
 
     def kernel(keyset: Any, *arguments: Any) -> tuple[torch.Tensor, ...]:
-        op = getattr(torch.ops.rlk, name).default
         results = _below_autograd(op, keyset, arguments)
         return tuple(first_order_only(published.operator.name, results, arguments))
 

@@ -195,6 +195,9 @@ class GateSummary(Strict, frozen=True, kw_only=True, tag_field="schema", tag="rl
     rows: list[GateRow]
 
 
+# What an origin says of the machine and of what is installed there.
+MACHINE = ("device", "driver", "compute_capability", "python", "torch", "triton", "cuda")
+
 Document: TypeAlias = Bench | Survey | GateSummary
 
 
@@ -212,6 +215,5 @@ def origin(facts: dict | None = None, command: str | None = None) -> Origin:
         # Where a machine keeps its files is nobody's matter.
         told = [Path(word).name if word.startswith("/") else word for word in sys.argv[1:]]
         command = shlex.join(["rlk", *told])
-    kept = ("device", "driver", "compute_capability", "python", "torch", "triton", "cuda")
     packages = {name: Source(**source) for name, source in facts["packages"].items()}
-    return Origin(command=command, packages=packages, **{name: facts[name] for name in kept})
+    return Origin(command=command, packages=packages, **{name: facts[name] for name in MACHINE})

@@ -106,9 +106,7 @@ def _speed(made: Page, operator: str, rows: list[BenchRow]) -> Iterator[str]:
     if not rows:
         yield "Speed: not run.\n"
         return
-    for heading, cells in tables.speed(rows):
-        yield f"**{heading}**\n"
-        yield table(tables.SPEED, cells)
+    yield from tables.shown(tables.SPEED, tables.speed(rows))
     yield from _show(made, operator, plots.of_times(rows))
 
 
@@ -116,9 +114,7 @@ def _values(made: Page, operator: str, rows: list[SurveyRow]) -> Iterator[str]:
     if not rows:
         yield "Accuracy and invariance of variants: not run.\n"
         return
-    for heading, cells in tables.values(rows):
-        yield f"**{heading}**\n"
-        yield table(tables.VALUES, cells)
+    yield from tables.shown(tables.VALUES, tables.values(rows))
     yield from _show(made, operator, plots.of_values(rows))
 
 

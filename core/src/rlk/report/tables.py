@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows of records as rows of tables; numbers stay those of the record."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from rlk.records import BenchRow, SurveyRow
 from rlk.records.document import VERDICTS
+from rlk.report.markdown import table
 
 SPEED = (
     "variant", "version", "forward us", "x floor", "TB/s", "forward + backward us", "x floor",
@@ -62,6 +63,13 @@ def values(rows: Sequence[SurveyRow]) -> list[tuple[str, Cells]]:
             )
         )
     return list(found.items())
+
+
+def shown(columns: Sequence[str], found: Iterable[tuple[str, Cells]]) -> Iterator[str]:
+    """Each table in Markdown, under its heading."""
+    for heading, cells in found:
+        yield f"**{heading}**\n"
+        yield table(columns, cells)
 
 
 def verdict(row: BenchRow | SurveyRow) -> str:
