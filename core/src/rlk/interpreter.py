@@ -4,7 +4,7 @@
 The interpreter of Triton 3.6 to 3.9 truncates FP32 -> BF16 and turns BF16 subnormals into other
 values, and multiplies the bit patterns of BF16 in `tl.dot`; that of 3.6 rounds `tl.fma` twice and
 needs NumPy below 2.4. `enable` tests each operation and replaces the wrong ones. It also spares
-repeated preparation, two thirds of the time of a kernel with small steps.
+repeated preparation and types, most of the time of a kernel with small steps.
 """
 
 import importlib.util
@@ -54,6 +54,7 @@ def enable() -> None:
 
     _correct(triton_interpreter)
     _prepare_once(triton_interpreter)
+    _derive_once(triton_interpreter)
     _enabled = True
 
 
@@ -129,6 +130,61 @@ def _prepare_once(triton_interpreter: Any) -> None:
         return call(self, *args, **options)
 
     executor.__call__, function.__call__ = quiet_launch, prepared_call
+
+
+def _derive_once(triton_interpreter: Any) -> None:
+    """Work out what follows from a type once for each, not in every operation on numbers.
+
+    Of pointers, more than the name of the type counts: they stay as they are.
+    """
+    from triton.language import core, semantic
+
+    new_type, new_tensor = core.block_type.__init__, core.tensor.__init__
+    numpy_dtype = triton_interpreter._get_np_dtype
+    broadcast = semantic.TritonSemantic.broadcast_impl_value
+    types: dict[tuple[Any, ...], dict[str, Any]] = {}
+    tensors: dict[str, dict[str, Any]] = {}
+    numpy_dtypes: dict[str, Any] = {}
+
+    def is_number(scalar: Any) -> bool:
+        return scalar.__class__ is core.dtype
+
+    def block_type(self: Any, element_ty: Any, shape: Any) -> None:
+        if not is_number(element_ty):
+            new_type(self, element_ty, shape)
+            return
+        key = (element_ty.name, *[getattr(size, "value", size) for size in shape])
+        if key not in types:
+            new_type(self, element_ty, shape)
+            types[key] = dict(vars(self))
+        vars(self).update(types[key])
+
+    def tensor(self: Any, handle: Any, type: Any) -> None:
+        if not is_number(type.scalar):
+            new_tensor(self, handle, type)
+            return
+        if type.name not in tensors:
+            new_tensor(self, handle, type)
+            derived = ("numel", "shape", "dtype")
+            tensors[type.name] = {name: vars(self)[name] for name in derived}
+        vars(self).update(tensors[type.name], handle=handle, type=type)
+
+    def numpy_dtype_once(type: Any) -> Any:
+        if not is_number(type.scalar):
+            return numpy_dtype(type)
+        if type.name not in numpy_dtypes:
+            numpy_dtypes[type.name] = numpy_dtype(type)
+        return numpy_dtypes[type.name]
+
+    def broadcast_if_needed(self: Any, lhs: Any, rhs: Any) -> Any:
+        left, right = lhs.type, rhs.type
+        if left.is_block() and right.is_block() and left.shape.values == right.shape.values:
+            return lhs, rhs
+        return broadcast(self, lhs, rhs)
+
+    core.block_type.__init__, core.tensor.__init__ = block_type, tensor
+    triton_interpreter._get_np_dtype = numpy_dtype_once
+    semantic.TritonSemantic.broadcast_impl_value = broadcast_if_needed
 
 
 def _cast(triton_interpreter: Any, original: Any) -> Any:

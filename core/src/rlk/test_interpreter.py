@@ -38,6 +38,19 @@ def through_bfloat16(source_ptr, target_ptr, COUNT: tl.constexpr):
     tl.store(target_ptr + at, tl.load(source_ptr + at).to(tl.bfloat16).to(tl.float32))
 
 
+@triton.jit
+def describe(target_ptr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    column = tl.arange(0, ROWS)[:, None]
+    table = column * 10 + tl.arange(0, COLUMNS)[None, :]
+    tl.store(target_ptr + column * COLUMNS + tl.arange(0, COLUMNS)[None, :], table)
+    facts = target_ptr + ROWS * COLUMNS
+    tl.store(facts, table.shape[0])
+    tl.store(facts + 1, table.shape[1])
+    tl.store(facts + 2, tl.sum(table, axis=0).numel)
+    tl.store(facts + 3, table.dtype.primitive_bitwidth)
+    tl.store(facts + 4, (table == 1).to(tl.int16).dtype.primitive_bitwidth)
+
+
 def patterns() -> torch.Tensor:
     """[65536] FP32: random bits, a quarter of them ties between BF16 values."""
     generator = torch.Generator().manual_seed(4)
@@ -60,6 +73,14 @@ def test_cast_every_bf16_to_fp32_equals_torch() -> None:
     target = torch.empty(65536)
     launch_triton(copy, (1,), source, target, COUNT=65536)
     assert_same_bits(target, source.float())
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(2, 8), (8, 2), (1, 8), (2, 1), (4, 4)])
+def test_launch_blocks_of_several_shapes_have_their_own(rows: int, columns: int) -> None:
+    target = torch.empty(rows * columns + 5, dtype=torch.int32)
+    launch_triton(describe, (1,), target, ROWS=rows, COLUMNS=columns)
+    table = [10 * row + column for row in range(rows) for column in range(columns)]
+    assert target.tolist() == [*table, rows, columns, columns, 32, 16]
 
 
 def test_launch_overflowing_kernel_is_silent(recwarn: pytest.WarningsRecorder) -> None:
