@@ -117,20 +117,24 @@ def test_repeats_and_permuted_tokens_change_no_bit_of_the_sums(backend):
 
 
 @every_backend
-def test_peak_memory_is_that_of_the_tensors_and_the_saved_state(backend):
-    made = tensors(2, 4096, "bfloat16")
-    leaves = [t.requires_grad_() for t in made[:4]]
+@every_dtype
+@pytest.mark.parametrize(("samples", "tokens"), [(2, 4096), (1, 6889), (2048, 3)])
+def test_peak_memory_is_that_of_the_tensors_and_the_saved_state(samples, tokens, dtype, backend):
+    made = tensors(samples, tokens, dtype)
+    x, temb, *_ = leaves = [t.requires_grad_() for t in made[:4]]
 
     def step():
         return torch.autograd.grad(final_adaln_out(*leaves, backend=backend), leaves, made[4])
 
+    # What others left in the cache may be handed out in larger pieces than asked for.
+    torch.cuda.empty_cache()
     peak, found = peak_bytes(step)
-    # out, the gradients, mean and rstd, act, mod and its gradient in two halves and as a whole.
-    out, modulation = made[0].nbytes, 2 * 2 * H * 2
-    saved = 2 * 2 * 4096 * 4 + made[1].nbytes + modulation
-    inputs = sum(t.nbytes for t in made)
-    owned = out + sum(t.nbytes for t in found) + saved + modulation
-    assert peak <= owned + 0.02 * (owned + inputs)
+    out, gradients = x.nbytes, sum(t.nbytes for t in found)
+    mod = dmod = samples * 2 * H * x.element_size()
+    act, mean, rstd = temb.nbytes, 4 * samples * tokens, 4 * samples * tokens
+    owned = out + gradients + act + mod + mean + rstd + dmod
+    print(f"{backend} {samples}x{tokens} {dtype}: {peak} bytes, {peak / owned - 1:+.2%}")
+    assert peak <= 1.02 * owned
 
 
 @every_backend
