@@ -4,9 +4,14 @@
 import pytest
 import torch
 
+from rlk import contract
 from rlk.bench.timing import peak_bytes
+from rlk.between import observe
+from rlk.gates.casts import cast_to
 from rlk.launch import trace
 from rlk_qwenimage import adaln_mod_projection, final_adaln_out, layer_norm_modulate
+from rlk_qwenimage.final_adaln_out import prior_art
+from rlk_qwenimage.final_adaln_out.operator import OPERATOR
 from rlk_qwenimage.test_adaln_gpu_batches import BACKENDS, DEVICE, DTYPES, require_all, require_same
 
 pytestmark = [
@@ -87,6 +92,32 @@ def test_backends_have_the_same_bits(tokens, dtype):
     made = tensors(3, tokens, dtype, seed=1)
     first, second = (results(final_adaln_out, made, backend) for backend in BACKENDS)
     require_all(second, first, RESULTS, f"{tokens} tokens")
+
+
+@every_dtype
+@pytest.mark.parametrize(("samples", "tokens"), [(2, 4096), (257, 3)])
+def test_no_weight_gradient_is_beyond_the_contract(samples, tokens, dtype, record_property):
+    made = tensors(samples, tokens, dtype, seed=2)
+    bound = contract.load().accuracy("gradient_accuracy", OPERATOR.category, dtype)
+
+    def beyond(actual, expected):
+        error = (actual.double() - expected).abs()
+        return int((~(error <= bound.atol + bound.rtol * expected.abs())).sum())
+
+    leaves = [t.double() for t in made[:4]]
+    leaves[2].requires_grad_()
+    out = OPERATOR.oracle(*leaves, eps=1e-6, cast=cast_to(made[0].dtype))[0]
+    (expected,) = torch.autograd.grad(out, leaves[2], made[4].double())
+    call = prior_art.in_torch({"eps": 1e-6})
+    theirs = results(lambda *t, backend: call(*t), made, None, ("weight",))["dweight"]
+    record_property("beyond, PyTorch", beyond(theirs, expected))
+    for backend in BACKENDS:
+        with observe() as shown:
+            found = results(final_adaln_out, made, backend, ("weight",))["dweight"]
+        record_property(f"beyond, {backend}", beyond(found, expected))
+        # A rounding of dmod next to a tie is nobody's to promise: what follows is judged given it.
+        act = torch.ops.rlk.adaln_mod_projection(*made[1:4], backend)[1]
+        assert beyond(found, shown["dmod"].double().T @ act.double()) == 0
 
 
 @every_backend
