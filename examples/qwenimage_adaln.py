@@ -21,7 +21,7 @@ from typing import Any
 import diffusers
 import torch
 from diffusers import QwenImageTransformer2DModel
-from qwenimage_sites import Site, find, recording
+from qwenimage_sites import Site, find, reached, recording
 from replay import Counts
 from torch import nn
 
@@ -102,7 +102,7 @@ def step(model: nn.Module, image: str, options: argparse.Namespace) -> list[Site
         target = normal(*sample.shape[1:])
         ((sample - target).square().sum() / sample[0].numel()).backward()
     model.zero_grad()
-    return [site for site in sites.values() if site.recorded.dy is not None]
+    return list(reached(sites).values())
 
 
 def replay_sites(model: nn.Module, image: str, options: Any) -> list[dict[str, Any]]:

@@ -70,6 +70,11 @@ def find(model: nn.Module) -> dict[tuple[str, str], Site]:
     return sites
 
 
+def reached(sites: dict[tuple[str, str], Site]) -> dict[tuple[str, str], Site]:
+    """Those that got a gradient: the last block's second norm of the text goes nowhere."""
+    return {key: site for key, site in sites.items() if site.recorded.dy is not None}
+
+
 def named(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     """The module's own parameters."""
     return module.named_parameters(recurse=False)

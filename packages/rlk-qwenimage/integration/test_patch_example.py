@@ -55,6 +55,15 @@ def assert_patched_sites_agree(document, backends):
             assert set(found) == {0}, site["site"]
 
 
+def different(document):
+    """The sites whose unpatched results depend on company."""
+    return [
+        site
+        for site in document["sites"]
+        if any(n for counts in site["unpatched"].values() for n in counts.values())
+    ]
+
+
 @pytest.fixture
 def example(monkeypatch):
     """The example as a module, on one small image."""
@@ -84,12 +93,7 @@ def test_example_on_the_cpu_finds_company_in_unpatched_sites_and_in_none_patched
     assert_patched_sites_agree(document, ["golden"])
     images = {tuple(site["shape"][1:2]) for site in document["sites"] if site["site"] == "norm_out"}
     assert images == {(4 * 4,), (5 * 5,), (6 * 3,)}
-    different = [
-        site
-        for site in document["sites"]
-        if any(n for counts in site["unpatched"].values() for n in counts.values())
-    ]
-    assert {site["kind"] for site in different} >= {"modulation", "output norm"}
+    assert {site["kind"] for site in different(document)} >= {"modulation", "output norm"}
     assert output.rstrip().endswith("patched sites: every bit the same")
 
 
@@ -138,6 +142,7 @@ def test_example_on_a_gpu_finds_company_in_unpatched_sites_and_in_none_patched(t
     assert status == 0, output
     document = json.loads(found.read_text())
     assert_patched_sites_agree(document, ["cuda", "triton"])
+    assert different(document)
     assert {site["shape"][1] for site in document["sites"] if site["site"] == "norm_out"} == {
         4096, 6889, 6032,
     }  # fmt: skip

@@ -22,7 +22,7 @@ pytestmark = [
 
 @pytest.fixture
 def record(arguments, monkeypatch):
-    """The sites of an unpatched model with what they read in a training step."""
+    """The sites of an unpatched model with what they read and got in a training step."""
     monkeypatch.syspath_prepend(str(EXAMPLES))
     sites_of = importlib.import_module("qwenimage_sites")
 
@@ -31,7 +31,7 @@ def record(arguments, monkeypatch):
         with sites_of.recording(model, sites):
             sample = model(**arguments(model)).sample
             sample.backward(torch.linspace(-1, 1, sample.numel()).view(sample.shape).to(sample))
-        return sites, sites_of.find
+        return sites_of.reached(sites), sites_of.find
 
     return recorded
 

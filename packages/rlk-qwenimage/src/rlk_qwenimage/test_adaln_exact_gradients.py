@@ -7,6 +7,7 @@ In FP32 golden's chain rounds once for 32 samples: a cut elsewhere shows.
 import pytest
 import torch
 
+from rlk import trace, use_backend
 from rlk.compare import assert_same_bits, same_bits
 from rlk.errors import GradientError
 from rlk.exact_grad import ExactGradAccumulator, accumulator, new_carrier, state_of
@@ -28,18 +29,18 @@ def random(*shape, seed):
 class Call:
     """A module, its bias, and the samples it reads."""
 
-    def __init__(self, name, samples=SAMPLES):
+    def __init__(self, name, samples=SAMPLES, device="cpu", dtype=torch.float32):
         torch.manual_seed(0)
         temb = random(samples, EMBEDDING, seed=1)
         if name == "linear":
-            self.module = ModulationLinear(EMBEDDING, WIDTH)
-            self.bias, self.inputs = self.module.bias, [temb]
-            self.dy = random(samples, WIDTH, seed=2)
+            module, inputs = ModulationLinear(EMBEDDING, WIDTH), [temb]
         else:
-            self.module = AdaLayerNormContinuous(WIDTH, EMBEDDING, elementwise_affine=False)
-            self.bias = self.module.linear.bias
-            self.inputs = [random(samples, TOKENS, WIDTH, seed=3), temb]
-            self.dy = random(samples, TOKENS, WIDTH, seed=2)
+            module = AdaLayerNormContinuous(WIDTH, EMBEDDING, elementwise_affine=False)
+            inputs = [random(samples, TOKENS, WIDTH, seed=3), temb]
+        dy = random(*inputs[0].shape[:-1], WIDTH, seed=2)
+        self.module = module.to(device, dtype)
+        self.bias = (self.module if name == "linear" else self.module.linear).bias
+        *self.inputs, self.dy = (t.to(device, dtype) for t in (*inputs, dy))
 
     def run(self, pieces):
         for start, stop in pieces:
@@ -85,35 +86,54 @@ def test_function_with_a_carrier_leaves_the_bias_gradient_unrounded():
     assert_same_bits(bias.grad, torch.zeros(WIDTH), "bias.grad")
 
 
-def chained(name, pieces):
+def chained(name, pieces, **place):
     """The gradients of a block that continues chains, by name."""
-    call = Call(name, CHAIN_SAMPLES)
+    call = Call(name, CHAIN_SAMPLES, **place)
     with ExactGradAccumulator(call.module, continue_chains=True) as sums:
         call.run(pieces)
     assert [n.rpartition(".")[2] for n in sums.report().chain] == ["weight"]
     return {n.rpartition(".")[2]: p.grad for n, p in call.module.named_parameters()}
 
 
-def whole(name):
+def whole(name, **place):
     """The gradients of one ordinary call, by name."""
-    call = Call(name, CHAIN_SAMPLES)
+    call = Call(name, CHAIN_SAMPLES, **place)
     call.run([(0, CHAIN_SAMPLES)])
     return {n.rpartition(".")[2]: p.grad for n, p in call.module.named_parameters()}
 
 
-def differing(name, pieces):
-    found, expected = chained(name, pieces), whole(name)
+def differing(name, pieces, **place):
+    found, expected = chained(name, pieces, **place), whole(name, **place)
     return {n for n in expected if not same_bits(found[n], expected[n])}
 
 
 @pytest.mark.parametrize("name", ["linear", "output_norm"])
 def test_module_in_micro_batches_of_whole_steps_has_the_weight_gradient_of_the_whole(name):
     assert differing(name, STEPS) == set()
-    call = Call(name, CHAIN_SAMPLES)
+    assert not same_bits(rounded_in_every_call(name), whole(name)["weight"])
+
+
+def rounded_in_every_call(name, **place):
+    """The gradient of the weight in a block that continues no chain."""
+    call = Call(name, CHAIN_SAMPLES, **place)
     with ExactGradAccumulator(call.module):
         call.run(STEPS)
-    ordinary = {n.rpartition(".")[2]: p.grad for n, p in call.module.named_parameters()}
-    assert not same_bits(ordinary["weight"], whole(name)["weight"])
+    (weight,) = [p for n, p in call.module.named_parameters() if n.endswith("weight")]
+    return weight.grad
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+@pytest.mark.parametrize("backend", ["cuda", "triton"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["linear", "output_norm"])
+def test_module_in_micro_batches_on_a_gpu_has_the_gradients_of_the_whole(name, dtype, backend):
+    place = {"device": "cuda", "dtype": dtype}
+    with use_backend(backend), trace() as launches:
+        assert differing(name, STEPS, **place) == set()
+        assert not same_bits(rounded_in_every_call(name, **place), whole(name, **place)["weight"])
+    # Outside an operator the end of a block rounds, by whatever backend.
+    assert {launch.backend for launch in launches if launch.operator} == {backend}
 
 
 @pytest.mark.parametrize("name", ["linear", "output_norm"])

@@ -4,9 +4,14 @@
 import pytest
 import torch
 
+from rlk import contract
 from rlk.bench.timing import peak_bytes
+from rlk.between import observe
+from rlk.gates.casts import cast_to
 from rlk.launch import trace
 from rlk_qwenimage import adaln_mod_projection, final_adaln_out, layer_norm_modulate
+from rlk_qwenimage.final_adaln_out import prior_art
+from rlk_qwenimage.final_adaln_out.operator import OPERATOR
 from rlk_qwenimage.test_adaln_gpu_batches import BACKENDS, DEVICE, DTYPES, require_all, require_same
 
 pytestmark = [
@@ -89,6 +94,32 @@ def test_backends_have_the_same_bits(tokens, dtype):
     require_all(second, first, RESULTS, f"{tokens} tokens")
 
 
+@every_dtype
+@pytest.mark.parametrize(("samples", "tokens"), [(2, 4096), (257, 3)])
+def test_no_weight_gradient_is_beyond_the_contract(samples, tokens, dtype, record_property):
+    made = tensors(samples, tokens, dtype, seed=2)
+    bound = contract.load().accuracy("gradient_accuracy", OPERATOR.category, dtype)
+
+    def beyond(actual, expected):
+        error = (actual.double() - expected).abs()
+        return int((~(error <= bound.atol + bound.rtol * expected.abs())).sum())
+
+    leaves = [t.double() for t in made[:4]]
+    leaves[2].requires_grad_()
+    out = OPERATOR.oracle(*leaves, eps=1e-6, cast=cast_to(made[0].dtype))[0]
+    (expected,) = torch.autograd.grad(out, leaves[2], made[4].double())
+    call = prior_art.in_torch({"eps": 1e-6})
+    theirs = results(lambda *t, backend: call(*t), made, None, ("weight",))["dweight"]
+    record_property("beyond, PyTorch", beyond(theirs, expected))
+    for backend in BACKENDS:
+        with observe() as shown:
+            found = results(final_adaln_out, made, backend, ("weight",))["dweight"]
+        record_property(f"beyond, {backend}", beyond(found, expected))
+        # A rounding of dmod next to a tie is nobody's to promise: what follows is judged given it.
+        act = torch.ops.rlk.adaln_mod_projection(*made[1:4], backend)[1]
+        assert beyond(found, shown["dmod"].double().T @ act.double()) == 0
+
+
 @every_backend
 @pytest.mark.parametrize(("dtype", "expected"), [("float32", 6030.0), ("bfloat16", 6016.0)])
 def test_cancelling_tokens_keep_small_terms_in_shift_and_bias(dtype, expected, backend):
@@ -117,20 +148,24 @@ def test_repeats_and_permuted_tokens_change_no_bit_of_the_sums(backend):
 
 
 @every_backend
-def test_peak_memory_is_that_of_the_tensors_and_the_saved_state(backend):
-    made = tensors(2, 4096, "bfloat16")
-    leaves = [t.requires_grad_() for t in made[:4]]
+@every_dtype
+@pytest.mark.parametrize(("samples", "tokens"), [(2, 4096), (1, 6889), (2048, 3)])
+def test_peak_memory_is_that_of_the_tensors_and_the_saved_state(samples, tokens, dtype, backend):
+    made = tensors(samples, tokens, dtype)
+    x, temb, *_ = leaves = [t.requires_grad_() for t in made[:4]]
 
     def step():
         return torch.autograd.grad(final_adaln_out(*leaves, backend=backend), leaves, made[4])
 
+    # What others left in the cache may be handed out in larger pieces than asked for.
+    torch.cuda.empty_cache()
     peak, found = peak_bytes(step)
-    # out, the gradients, mean and rstd, act, mod and its gradient in two halves and as a whole.
-    out, modulation = made[0].nbytes, 2 * 2 * H * 2
-    saved = 2 * 2 * 4096 * 4 + made[1].nbytes + modulation
-    inputs = sum(t.nbytes for t in made)
-    owned = out + sum(t.nbytes for t in found) + saved + modulation
-    assert peak <= owned + 0.02 * (owned + inputs)
+    out, gradients = x.nbytes, sum(t.nbytes for t in found)
+    mod = dmod = samples * 2 * H * x.element_size()
+    act, mean, rstd = temb.nbytes, 4 * samples * tokens, 4 * samples * tokens
+    owned = out + gradients + act + mod + mean + rstd + dmod
+    print(f"{backend} {samples}x{tokens} {dtype}: {peak} bytes, {peak / owned - 1:+.2%}")
+    assert peak <= 1.02 * owned
 
 
 @every_backend

@@ -84,6 +84,24 @@ def test_bits_gate_product_and_shift_that_are_fused_are_red(kernels):
     assert red == {"backend_equal out"}, output
 
 
+def test_accuracy_gates_scale_and_shift_that_are_swapped_are_red(kernels):
+    file = kernels / "launch_cuda.cuh"
+    for mine, other in (("scale", "shift"), ("shift", "scale")):
+        plant(
+            file,
+            f"n.{mine} = {{a.{mine}, a.{mine}_stride_T, a.{mine}_stride_N}};",
+            f"n.{mine} = {{a.{other}, a.{other}_stride_T, a.{other}_stride_N}};",
+        )
+    green, red, output = run_gates(
+        kernels, "float32", "forward_accuracy", "gradient_accuracy", "backend_equal"
+    )
+    assert not green
+    # Neither is read for statistics and sums.
+    assert red == {
+        "forward_accuracy out", "gradient_accuracy dx", "backend_equal out", "backend_equal dx"
+    }, output  # fmt: skip
+
+
 def test_order_gate_sums_that_lose_what_one_double_does_not_hold_are_red(kernels):
     # Of a block that has all tokens: the levels below the first.
     plant(

@@ -60,6 +60,8 @@ def backward(
         # ORDER: the chain runs along N.
         dact = mma_chain.product(dmod, weight.t(), None, None, torch.float32)
         dtemb = _step("activation_gradient", temb, dact)
+        # Free before dweight is allocated.
+        del dact
     if "weight" in needs:
         # ORDER: the chain runs along T, samples ascending, from where earlier ones left it.
         dtype = weight.dtype if initial is None else torch.float32

@@ -73,6 +73,8 @@ def backward(
             activation_gradient, _grid(temb), dact, temb, dtemb, temb.shape[1], *temb.stride(),
             COLUMNS=COLUMNS,
         )  # fmt: skip
+        # Free before dweight is allocated.
+        del dact
     if "weight" in needs:
         # ORDER: the chain runs along T, samples ascending, from where earlier ones left it.
         dtype = weight.dtype if initial is None else torch.float32

@@ -2,7 +2,8 @@
 """Products in one fixed tile: the plain way to batch invariance, for survey and benchmark.
 
 Every element is one sum over blocks of K in ascending order, whatever the number of rows, and no
-tile is ever chosen by shape. No operator uses this kernel.
+tile is ever chosen by shape. As many programs as there are multiprocessors form tile after tile, in
+a fixed order. No operator uses this kernel.
 """
 
 from typing import Any
@@ -10,6 +11,8 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
+
+from rlk.reduce.mma_chain.kernel_triton import multiprocessors
 
 ROWS, COLUMNS, DEPTH = 64, 64, 64
 
@@ -19,26 +22,29 @@ def product_in_one_tile(
     a, b, out, rows, columns, depth, a_m, a_k, b_k, b_n,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
-    m = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    n = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    total = tl.zeros((ROWS, COLUMNS), tl.float32)
-    for start in range(0, depth, DEPTH):
-        k = start + tl.arange(0, DEPTH)
-        inside = (m[:, None] < rows) & (k[None, :] < depth)
-        left = tl.load(a + m[:, None] * a_m + k[None, :] * a_k, mask=inside, other=0.0)
-        inside = (k[:, None] < depth) & (n[None, :] < columns)
-        right = tl.load(b + k[:, None] * b_k + n[None, :] * b_n, mask=inside, other=0.0)
-        total = tl.dot(left, right, total, input_precision="ieee")
-    inside = (m[:, None] < rows) & (n[None, :] < columns)
-    tl.store(out + m[:, None] * columns + n[None, :], total, mask=inside)
+    high = tl.cdiv(rows, ROWS)
+    count = high * tl.cdiv(columns, COLUMNS)
+    for tile in tl.range(tl.program_id(0), count, tl.num_programs(0)):
+        m = tile % high * ROWS + tl.arange(0, ROWS)
+        n = tile // high * COLUMNS + tl.arange(0, COLUMNS)
+        total = tl.zeros((ROWS, COLUMNS), tl.float32)
+        for start in range(0, depth, DEPTH):
+            k = start + tl.arange(0, DEPTH)
+            inside = (m[:, None] < rows) & (k[None, :] < depth)
+            left = tl.load(a + m[:, None] * a_m + k[None, :] * a_k, mask=inside, other=0.0)
+            inside = (k[:, None] < depth) & (n[None, :] < columns)
+            right = tl.load(b + k[:, None] * b_k + n[None, :] * b_n, mask=inside, other=0.0)
+            total = tl.dot(left, right, total, input_precision="ieee")
+        inside = (m[:, None] < rows) & (n[None, :] < columns)
+        tl.store(out + m[:, None] * columns + n[None, :], total, mask=inside)
 
 
 def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """a @ b, rounded once to their dtype; any strides."""
     (rows, depth), columns = a.shape, b.shape[1]
     out = torch.empty(rows, columns, dtype=torch.float32, device=a.device)
-    grid = (triton.cdiv(rows, ROWS), triton.cdiv(columns, COLUMNS))
-    product_in_one_tile[grid](
+    tiles = triton.cdiv(rows, ROWS) * triton.cdiv(columns, COLUMNS)
+    product_in_one_tile[(min(tiles, multiprocessors(a.device)),)](
         a, b, out, rows, columns, depth, *a.stride(), *b.stride(),
         ROWS=ROWS, COLUMNS=COLUMNS, DEPTH=DEPTH,
     )  # fmt: skip

@@ -27,7 +27,7 @@ def starved(scalars: Mapping[str, Any]) -> Callable[..., torch.Tensor]:
 
 
 def in_one_tile(scalars: Mapping[str, Any]) -> Callable[..., torch.Tensor]:
-    """Products in one fixed tile, as batch-invariant modes compute them."""
+    """Products in one fixed tile by persistent programs, as batch-invariant modes compute them."""
     from .kernel_triton_prior_art import OneTile
 
     return lambda temb, weight, bias: OneTile.apply(functional.silu(temb), weight, bias)

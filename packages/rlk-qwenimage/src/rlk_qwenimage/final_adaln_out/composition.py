@@ -50,16 +50,15 @@ class Composition:
         behind = needs - {"x"}
         wanted = (needs & {"x"}) | (frozenset({"scale", "shift"}) if behind else frozenset())
         scale, shift = mod.chunk(2, 1)
-        dx, dscale, dshift = self.norm.backward(
-            dout, x, scale, shift, mean, rstd, eps=eps, needs=wanted
-        )
+        dx, *sums = self.norm.backward(dout, x, scale, shift, mean, rstd, eps=eps, needs=wanted)
         if not behind:
             return dx, None, None, None
         # The one gradient of mod, rounded to its dtype, that all others come from. Not made by
         # torch.cat, which under autocast has dtypes of its own.
         dmod = torch.empty_like(mod, memory_format=torch.contiguous_format)
-        for half, gradient in zip(dmod.chunk(2, 1), (dscale, dshift), strict=True):
-            half.copy_(gradient)
+        for half in dmod.chunk(2, 1):
+            # Nothing holds dscale or dshift any longer when the projection allocates its gradients.
+            half.copy_(sums.pop(0))
         show("dmod", dmod)
         # Where a chain goes on: other backends of the projection need not know it.
         more = {} if initial is None else {"initial": initial}

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is special to final_adaln_out: it is two operators behind each other, to the bit."""
 
+import weakref
+
 import pytest
 import torch
 
@@ -8,6 +10,7 @@ from rlk import trace
 from rlk.compare import assert_same_bits
 from rlk.errors import ArgumentError
 from rlk_qwenimage import adaln_mod_projection, final_adaln_out, layer_norm_modulate
+from rlk_qwenimage.final_adaln_out.composition import Composition
 
 NAMES = ("x", "temb", "weight", "bias")
 
@@ -104,6 +107,29 @@ def test_trace_names_the_kernels_of_both_operators_and_this_one_as_their_caller(
         assert any("layer_norm_modulate" in kernel for kernel in kernels)
         own = "activation" if backend == "triton" else "adaln_mod_projection"
         assert any(own in kernel for kernel in kernels)
+
+
+def test_gradients_of_scale_and_shift_are_freed_before_the_projection_runs():
+    made, alive = [], []
+
+    class Norm:
+        def backward(self, dout, x, scale, shift, *rest, **options):
+            sums = torch.ones_like(scale), torch.zeros_like(shift)
+            made.extend(map(weakref.ref, sums))
+            return x, *sums
+
+    class Projection:
+        def backward(self, dmod, *rest, **options):
+            alive.extend(ref() for ref in made)
+            return dmod, None, None
+
+    x, temb, weight, bias = (t.detach() for t in tensors(2, h=2))
+    saved = temb, torch.zeros(2, 4), None, None
+    _, dmod, *_ = Composition(Projection(), Norm()).backward(
+        x, x, temb, weight, bias, *saved, eps=0.0, needs=frozenset({"x", "temb"})
+    )
+    assert_same_bits(dmod, torch.tensor([[1.0, 1.0, 0.0, 0.0]] * 2), "dmod")
+    assert alive == [None, None]
 
 
 def test_gradient_of_x_alone_leaves_the_projection_out():
