@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Another library's norm in our words: the same operations in the same tile, and so its bits.
+"""Another library's norm in our words: its operations, tile and warps, by the Triton that is here.
 
 Source: fused_rmsnorm of sgl-project/sglang at 030e4581adb520e35790017a6ef09137b6320c6d,
 python/sglang/srt/layers/elementwise.py.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Another library's gated norm in our words: the same operations in the same tile, and so its bits.
+"""Another library's gated norm in our words: its operations, tile and warps, by our Triton.
 
 Source: rmsnorm_fn of vllm-project/vllm at 029329a8eded26d05ef8d4a302a6c9f318817dd8,
 vllm/model_executor/layers/fla/ops/layernorm_guard.py.
