@@ -17,6 +17,7 @@ from rlk.records import Bench, Document, decode
 # What tells one row from another, by kind.
 KEYS = {
     "rlk.bench/2": ("operator", "size", "layout", "dtype", "variant"),
+    "rlk.conventions/1": ("operator", "size", "dtype", "rounding", "other"),
     "rlk.survey/1": ("operator", "size", "dtype", "variant"),
     "rlk.gate-summary/2": ("operator", "backend", "judgment", "status"),
 }

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from docs_pages import operator_page, reference
+from docs_pages import operator_page, reference, rollout
 from docs_pages.errors import StageError
 from docs_pages.evidence import Evidence
 from docs_pages.markdown import move_links
@@ -33,8 +33,10 @@ PLACEHOLDER = re.compile(r"\b(?:TODO|TBD|FIXME|XXX|PLACEHOLDER)\b|\{\{|lorem ips
 GENERATED: dict[str, Callable[[Mapping[str, Operator], Evidence], str]] = {
     "claims": reference.claims,
     "command-line": reference.command_line,
+    "conventions": rollout.conventions,
     "operators": reference.operator_list,
     "records": reference.records,
+    "rollout": rollout.engines,
     "support": reference.support,
 }
 

@@ -7,13 +7,11 @@ ROUNDINGS, our own functions by the name of their rounding.
 """
 
 import argparse
-import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import torch
 
 from rlk.bench.variants import Call, Peer, prior_art
@@ -24,9 +22,9 @@ from rlk.errors import RlkError
 from rlk.gates.inputs import default_scalars, fixture, label, without_rows
 from rlk.operator import Operator
 from rlk.parts import tensors_in
-from rlk.records import origin
+from rlk.records import ConventionRow, Conventions, Origin, origin, write
 
-SCHEMA = "rlk.conventions/1"
+METHOD = "elements of the first output whose bits differ"
 DTYPE = "bfloat16"
 # 512 rows for each of 40 seeds: half a million elements and more of the narrowest rows.
 ROWS, SEEDS = 512, 40
@@ -51,7 +49,7 @@ def differences(ours: Call, other: Call, batches: Sequence[Batch]) -> dict[str, 
     return {"ppm": differing / elements * 1e6, "seeds": seeds, "of": len(batches)}
 
 
-def compared(operator: Operator, device: str, rows: int, seeds: int) -> Iterator[dict[str, Any]]:
+def compared(operator: Operator, device: str, rows: int, seeds: int) -> Iterator[ConventionRow]:
     """One row for each size, rounding of ours and other function; none where none is named."""
     found = prior_art(operator)
     roundings: Mapping[str, Call] = getattr(found, "ROUNDINGS", {})
@@ -67,10 +65,15 @@ def compared(operator: Operator, device: str, rows: int, seeds: int) -> Iterator
         batches = [_batch(operator, sizes, device, rows, seed) for seed in range(seeds)]
         for rounding, ours in roundings.items():
             for peer in peers:
-                row = {"operator": operator.name, "size": f"{rows} rows of {label(sizes)}"}
-                row |= {"dtype": DTYPE, "rounding": rounding, "other": peer.name}
-                row |= {"version": peer.version() or "", **_measured(ours, peer, scalars, batches)}
-                yield row
+                yield ConventionRow(
+                    operator=operator.name,
+                    size=f"{rows} rows of {label(sizes)}",
+                    dtype=DTYPE,
+                    rounding=rounding,
+                    other=peer.name,
+                    version=peer.version() or "",
+                    **_measured(ours, peer, scalars, batches),
+                )
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -90,20 +93,16 @@ def main(arguments: Sequence[str]) -> int:
                 print(_line(row), flush=True)
                 rows.append(row)
         if options.json is not None:
-            write(options.json, rows)
+            write(options.json, Conventions(origin=_origin(options), method=METHOD, rows=rows))
     except RlkError as error:
         complain(str(error))
         return 2
     return 0
 
 
-def write(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    """The record as JSON, a line for each row."""
-    content = {"schema": SCHEMA, "origin": msgspec.to_builtins(origin())}
-    content["method"] = "elements of the first output whose bits differ"
-    lines = ",\n".join(json.dumps(row) for row in rows)
-    head = json.dumps(content, indent=1).removesuffix("\n}")
-    path.write_text(f'{head},\n "rows": [\n{lines}\n ]\n}}\n')
+def _origin(options: argparse.Namespace) -> Origin:
+    told = [*options.operators, "--rows", str(options.rows), "--seeds", str(options.seeds)]
+    return origin(command=" ".join(["python -m rlk.bench.conventions", *told]))
 
 
 def _batch(
@@ -119,16 +118,16 @@ def _measured(
     if peer.version() is None:
         return {"missing": "not installed"}
     try:
-        return {**differences(ours, peer.make(scalars), batches), "missing": None}
+        return differences(ours, peer.make(scalars), batches)
     except Exception as error:  # noqa: BLE001 - what cannot run here says so in its row
         return {"missing": f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"}
 
 
-def _line(row: Mapping[str, Any]) -> str:
-    head = f"{row['operator']}, {row['size']}, {row['rounding']}: {row['other']} {row['version']}"
-    if row["missing"] is not None:
-        return f"{head}: not run, {row['missing']}"
-    return f"{head}: {row['ppm']:.1f} ppm, {row['seeds']} of {row['of']} seeds"
+def _line(row: ConventionRow) -> str:
+    head = f"{row.operator}, {row.size}, {row.rounding}: {row.other} {row.version}"
+    if row.missing is not None:
+        return f"{head}: not run, {row.missing}"
+    return f"{head}: {row.ppm:.1f} ppm, {row.seeds} of {row.of} seeds"
 
 
 if __name__ == "__main__":

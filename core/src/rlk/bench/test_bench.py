@@ -2,6 +2,7 @@
 """What is counted and reported; and the whole run with a clock that stands in for a GPU's."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -239,6 +240,22 @@ def test_variants_without_prior_art_are_ours_and_the_compiled_formula(monkeypatc
     assert found[:2] == ["cuda", "triton"]
     assert [v.name for v in found[2:]] == ["torch.compile"]
     assert [peer.name for peer in variants.rivals(DEMO)] == ["torch.compile"]
+
+
+def test_rivals_that_round_elsewhere_are_named_once_and_not_timed(monkeypatch):
+    shared, elsewhere = (variants.Peer(n, "torch", lambda told: None) for n in ("both", "else"))
+    art = SimpleNamespace(PEERS=(shared,), CONVENTIONS=(elsewhere, shared))
+    monkeypatch.setattr(variants, "prior_art", lambda operator: art)
+    monkeypatch.setattr(variants, "_ours", lambda operator, name, scalars: name)
+    assert [p.name for p in variants.rivals(DEMO)] == ["torch.compile", "both", "else"]
+    assert [p.name for p in variants.timed_rivals(DEMO)] == ["torch.compile", "both"]
+    assert [v.name for v in variants.variants(DEMO, {}, {})[2:]] == ["torch.compile", "both"]
+
+
+def test_compiled_formula_of_a_sum_says_that_it_norms_more_than_was_rounded():
+    outputs = (replace(DEMO.outputs[0], sum_of=("x", "residual")),)
+    summed = SimpleNamespace(outputs=outputs, scalars=(), oracle=None)
+    assert variants.compiled_peer(summed).name == "torch.compile, sum unrounded"
 
 
 def test_variants_that_are_refused_are_not_made_and_say_why(monkeypatch):

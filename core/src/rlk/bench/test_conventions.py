@@ -1,17 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Counting elements that round otherwise: exact on hand-made results, honest on what cannot run."""
 
-import json
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from rlk import environment
 from rlk.bench import conventions
 from rlk.bench.conventions import compared, differences
 from rlk.bench.variants import Peer
 from rlk.errors import PlatformError, RlkError
 from rlk.operator import Workload
+from rlk.records import decode
 from rlk.test_support.tiny import tiny_operator
 
 BATCHES = [(torch.full((4, 5), float(seed + 1)),) for seed in range(3)]
@@ -69,7 +70,7 @@ def operator(monkeypatch):
 
 def test_compared_every_rounding_beside_every_other_says_what_was_not_run(operator):
     rows = list(compared(operator, "cpu", rows=2, seeds=2))
-    found = {(r["rounding"], r["other"]): (r.get("ppm"), r["missing"]) for r in rows}
+    found = {(r.rounding, r.other): (r.ppm, r.missing) for r in rows}
     refused = "PlatformError: tiny: the device must be an NVIDIA GPU, got cpu"
     assert found == {
         ("ieee", "same"): (0.0, None),
@@ -91,4 +92,7 @@ def test_command_record_has_a_line_for_each_row(operator, monkeypatch, tmp_path,
     file = tmp_path / "record.json"
     assert conventions.main(["tiny", "--rows", "2", "--seeds", "1", "--json", str(file)]) == 0
     assert "ieee: absent : not run, not installed" in capsys.readouterr().out
-    assert len(json.loads(file.read_text())["rows"]) == 4
+    record = decode(file.read_bytes())
+    assert len(record.rows) == 4
+    assert record.origin.packages["rlk-core"].digest == environment.digests()["rlk-core"]
+    assert record.origin.command == "python -m rlk.bench.conventions tiny --rows 2 --seeds 1"

@@ -56,8 +56,9 @@ PEERS = (
 @pytest.fixture(autouse=True)
 def everyone_runs_here(monkeypatch, eager_clock):
     """Nobody needs a GPU: who has no time was refused."""
-    for used_in in (refusals, rivals, values):
+    for used_in in (rivals, values):
         monkeypatch.setattr(used_in, "rivals", lambda operator: PEERS)
+    monkeypatch.setattr(refusals, "timed_rivals", lambda operator: PEERS)
     monkeypatch.setattr(variants, "_peers", lambda operator: PEERS)
     monkeypatch.setattr(variants, "compiled_peer", lambda operator: PEERS[1])
     execution = Execution(OPERATOR)

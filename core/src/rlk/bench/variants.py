@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who takes part: our backends, the operator's formula in PyTorch, and other libraries.
 
-An operator's folder may hold prior_art.py with PEERS, a tuple of `Peer`.
+An operator's folder may hold prior_art.py with PEERS, a tuple of `Peer`, and CONVENTIONS, others
+that round in other places: they are surveyed and counted, and not timed.
 """
 
 import importlib
@@ -84,10 +85,18 @@ def variants(
     return found
 
 
-def rivals(operator: Operator) -> tuple[Peer, ...]:
-    """Other libraries' functions, PyTorch's compiler among them."""
+def timed_rivals(operator: Operator) -> tuple[Peer, ...]:
+    """Other libraries' functions that are measured beside ours, PyTorch's compiler among them."""
     others = tuple(peer for peer in _peers(operator) if not peer.ours)
     return compiled_peer(operator, dynamic=True), *others
+
+
+def rivals(operator: Operator) -> tuple[Peer, ...]:
+    """Those, and other libraries' functions that round in other places; each name once."""
+    found: dict[str, Peer] = {}
+    for peer in (*timed_rivals(operator), *conventions(operator)):
+        found.setdefault(peer.name, peer)
+    return tuple(found.values())
 
 
 def _refused(name: str, refused: Mapping[str, tuple[Verdict, str]], ours: bool) -> Variant | None:
@@ -125,7 +134,8 @@ def _ours(operator: Operator, backend: str, told: Mapping[str, Any]) -> Variant:
 def compiled_peer(operator: Operator, dynamic: bool = False) -> Peer:
     """The textbook formula in FP32, rounded once at the end, as a compiler fuses it.
 
-    `dynamic` compiles once for all sizes, otherwise once for each.
+    `dynamic` compiles once for all sizes, otherwise once for each. Of a sum that is an output too
+    it norms what FP32 has, and its name says so.
     """
     fixed = {s.name: s.default for s in operator.scalars}
 
@@ -139,7 +149,8 @@ def compiled_peer(operator: Operator, dynamic: bool = False) -> Peer:
         torch._dynamo.reset()
         return torch.compile(formula, dynamic=dynamic, fullgraph=True)
 
-    return Peer("torch.compile", "torch", make)
+    summed = any(output.sum_of for output in operator.outputs)
+    return Peer("torch.compile, sum unrounded" if summed else "torch.compile", "torch", make)
 
 
 def prior_art(operator: Operator) -> ModuleType | None:
@@ -148,6 +159,11 @@ def prior_art(operator: Operator) -> ModuleType | None:
     if importlib.util.find_spec(f"{folder}.prior_art") is None:
         return None
     return importlib.import_module(f"{folder}.prior_art")
+
+
+def conventions(operator: Operator) -> tuple[Peer, ...]:
+    """Other libraries' functions that round in other places."""
+    return getattr(prior_art(operator), "CONVENTIONS", ())
 
 
 def _peers(operator: Operator) -> tuple[Peer, ...]:

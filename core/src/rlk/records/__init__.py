@@ -8,6 +8,8 @@ the sources that are here.
 from rlk.records.document import (
     Bench,
     BenchRow,
+    ConventionRow,
+    Conventions,
     Document,
     GateRow,
     GateSummary,
@@ -25,6 +27,8 @@ from rlk.records.state import State, state
 __all__ = [
     "Bench",
     "BenchRow",
+    "ConventionRow",
+    "Conventions",
     "Document",
     "GateRow",
     "GateSummary",

@@ -116,6 +116,33 @@ class Bench(Strict, frozen=True, kw_only=True, tag_field="schema", tag="rlk.benc
     rows: list[BenchRow]
 
 
+class ConventionRow(Strict, frozen=True, kw_only=True, omit_defaults=True):
+    """Elements of a function's first output whose bits are not those of ours, by its rounding.
+
+    `ppm` are those of a million; `seeds` of `of` seeds have any. `missing` says why there is none.
+    """
+
+    operator: str
+    size: str
+    dtype: str
+    rounding: str
+    other: str
+    version: str = ""
+    ppm: float | None = None
+    seeds: int | None = None
+    of: int | None = None
+    missing: str | None = None
+
+
+class Conventions(Strict, frozen=True, kw_only=True, tag_field="schema", tag="rlk.conventions/1"):
+    """A run of `python -m rlk.bench.conventions`."""
+
+    origin: Origin
+    method: str
+    interrupted: bool = False
+    rows: list[ConventionRow]
+
+
 class TensorAccuracy(Strict, frozen=True, kw_only=True):
     """One tensor of a variant against the FP64 oracle.
 
@@ -198,7 +225,7 @@ class GateSummary(Strict, frozen=True, kw_only=True, tag_field="schema", tag="rl
 # What an origin says of the machine and of what is installed there.
 MACHINE = ("device", "driver", "compute_capability", "python", "torch", "triton", "cuda")
 
-Document: TypeAlias = Bench | Survey | GateSummary
+Document: TypeAlias = Bench | Conventions | Survey | GateSummary
 
 
 def origin(facts: dict | None = None, command: str | None = None) -> Origin:

@@ -62,6 +62,8 @@ def test_add_block_special_beside_finite_counts_and_adds() -> None:
     assert_same_bits(block_sum(c, torch.ones(2, 4)), want)
 
 
+# On a GPU too, where the largest exponent of a block is found by its threads.
+@pytest.mark.gpu
 def test_add_block_windows_apart_keep_the_middle() -> None:
     c = torch.tensor([[2.0**100], [1 + 2.0**-23], [-(2.0**100)], [2.0**-149]])
     assert_same_bits(block_sum(c, torch.ones(4, 1)), torch.tensor([1 + 2.0**-23]))

@@ -6,6 +6,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import torch
+
 from rlk.bench.variants import Peer
 
 from ..rms_norm import prior_art as base
@@ -42,8 +44,28 @@ def in_vllm(scalars: Mapping[str, Any]) -> Callable[..., Any]:
     return base.of_module(build)
 
 
+def like_vllm(scalars: Mapping[str, Any]) -> Callable[..., Any]:
+    """The steps of vLLM's zero-centred norm, compiled as it compiles them, for machines without it.
+
+    Source: GemmaRMSNorm of vllm-project/vllm at 00cba797bda48c0413ff05ab3c699335a745d734,
+    vllm/model_executor/layers/layernorm.py.
+    """
+    eps = scalars["eps"]
+
+    @torch.compile
+    def call(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        wide = x.float()
+        mean_square = wide.pow(2).mean(dim=-1, keepdim=True)
+        return (wide * torch.rsqrt(mean_square + eps) * (1.0 + weight.float())).to(x.dtype)
+
+    return call
+
+
 PEERS = (
     Peer("transformers", "transformers", in_transformers),
     *map(_offset_by_one, base.PEERS),
 )
-CONVENTIONS = (Peer("vLLM, GemmaRMSNorm", "vllm", in_vllm),)
+CONVENTIONS = (
+    Peer("vLLM, GemmaRMSNorm", "vllm", in_vllm),
+    Peer("vLLM, GemmaRMSNorm, reproduced", "torch", like_vllm),
+)

@@ -49,20 +49,34 @@ PEERS = (
 )
 
 
+def eps_alone(scalars: Mapping[str, Any]) -> float:
+    """eps, for a function without an offset.
+
+    Raises:
+        ValueError: an offset is asked for.
+    """
+    if scalars["weight_offset"]:
+        raise ValueError("it has no offset")
+    return float(scalars["eps"])
+
+
 def in_transformers(scalars: Mapping[str, Any]) -> Callable[..., torch.Tensor]:
     """Llama's norm in transformers, which rounds the normalised rows before the weight."""
     from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-    return of_module(lambda n: LlamaRMSNorm(n, eps=scalars["eps"]))
+    eps = eps_alone(scalars)
+    return of_module(lambda n: LlamaRMSNorm(n, eps=eps))
 
 
 def in_vllm(scalars: Mapping[str, Any]) -> Callable[..., torch.Tensor]:
     """vLLM's compiled kernel."""
     from vllm import _custom_ops as kernels
 
+    eps = eps_alone(scalars)
+
     def call(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         y = torch.empty_like(x)
-        kernels.rms_norm(y, x, weight, scalars["eps"])
+        kernels.rms_norm(y, x, weight, eps)
         return y
 
     return call
@@ -72,14 +86,24 @@ def in_fla(scalars: Mapping[str, Any]) -> Callable[..., torch.Tensor]:
     """flash-linear-attention's norm."""
     from fla.modules.layernorm import rms_norm as function
 
-    return lambda x, weight: function(x, weight, None, eps=scalars["eps"])
+    eps = eps_alone(scalars)
+    return lambda x, weight: function(x, weight, None, eps=eps)
 
 
 def in_sglang(scalars: Mapping[str, Any]) -> Callable[..., torch.Tensor]:
     """SGLang's norm in Triton."""
     from sglang.srt.layers.elementwise import fused_rmsnorm
 
-    return lambda x, weight: fused_rmsnorm(x, weight, scalars["eps"])
+    eps = eps_alone(scalars)
+    return lambda x, weight: fused_rmsnorm(x, weight, eps)
+
+
+def like_sglang(scalars: Mapping[str, Any]) -> Callable[..., torch.Tensor]:
+    """A kernel of ours with the operations of SGLang's, for machines without it."""
+    from .kernel_triton_prior_art import divide_by_root
+
+    eps = eps_alone(scalars)
+    return lambda x, weight: divide_by_root(x, weight, eps)
 
 
 def of_module(build: Callable[[int], torch.nn.Module]) -> Callable[..., torch.Tensor]:
@@ -101,4 +125,5 @@ CONVENTIONS = (
     Peer("vLLM, compiled", "vllm", in_vllm),
     Peer("FLA", "fla-core", in_fla),
     Peer("SGLang, Triton", "sglang", in_sglang),
+    Peer("SGLang, Triton, reproduced", "triton", like_sglang),
 )

@@ -10,6 +10,7 @@ import torch
 from rlk.bench.variants import Peer
 
 from ..rms_norm import rms_norm as norm
+from ..rms_norm.prior_art import eps_alone
 from ..rms_norm.prior_art import in_torch as plain_in_torch
 
 
@@ -37,19 +38,41 @@ def in_torch(scalars: Mapping[str, Any]) -> Callable[..., tuple[torch.Tensor, ..
     return call
 
 
+def in_liger(scalars: Mapping[str, Any]) -> Callable[..., tuple[torch.Tensor, ...]]:
+    """Liger, FP32 behind the rounded sum, without writing dx into dy."""
+    from liger_kernel.ops.fused_add_rms_norm import LigerFusedAddRMSNormFunction
+
+    offset, eps = scalars["weight_offset"], scalars["eps"]
+
+    def call(
+        x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        found: tuple[torch.Tensor, ...] = LigerFusedAddRMSNormFunction.apply(
+            x, residual, weight, eps, offset, "gemma", False
+        )
+        return found
+
+    return call
+
+
 def in_vllm(scalars: Mapping[str, Any]) -> Callable[..., tuple[torch.Tensor, ...]]:
     """vLLM's compiled kernel, which writes over its inputs: it gets copies."""
     from vllm import _custom_ops as kernels
+
+    eps = eps_alone(scalars)
 
     def call(
         x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
         y, total = x.clone(), residual.clone()
-        kernels.fused_add_rms_norm(y, total, weight, scalars["eps"])
+        kernels.fused_add_rms_norm(y, total, weight, eps)
         return y, total
 
     return call
 
 
-PEERS = (Peer("sum, then norm", "torch", in_torch),)
+PEERS = (
+    Peer("sum, then norm", "torch", in_torch),
+    Peer("Liger", "liger-kernel", in_liger),
+)
 CONVENTIONS = (Peer("vLLM, compiled", "vllm", in_vllm),)

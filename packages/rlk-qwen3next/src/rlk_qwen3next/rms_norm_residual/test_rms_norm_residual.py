@@ -80,6 +80,23 @@ def test_missing_output_gradient_counts_as_zeros(backend, dtype, missing):
         assert_same_bits(found[4], torch.zeros_like(weight), "dweight")
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+@pytest.mark.parametrize("backend", ["cuda", "triton"])
+@pytest.mark.parametrize("n", [131, 264])
+@pytest.mark.parametrize("used", ["y", "residual_out", "both"])
+def test_output_gradients_on_a_gpu_have_the_bits_of_golden_in_one_buffer(backend, n, used):
+    (x, residual, dy, dsum), weight = inputs(torch.bfloat16, n, rows=37)
+    upstream = [dy if used != "residual_out" else None, dsum if used != "y" else None]
+    expected = gradients(x, residual, weight, upstream, "golden")
+    placed = [None if g is None else g.cuda() for g in upstream]
+    found = gradients(x.cuda(), residual.cuda(), weight.cuda(), placed, backend)
+    names = ("y", "residual_out", "dx", "dresidual", "dweight")
+    for name, actual, wanted in zip(names, found, expected, strict=True):
+        assert_same_bits(actual, wanted, name)
+    assert found[2].data_ptr() == found[3].data_ptr()
+
+
 def test_dx_and_dresidual_share_one_buffer_of_the_backward(backend):
     (x, residual, dy, dsum), weight = inputs(torch.bfloat16, 264)
     *_, dx, dresidual, _ = gradients(x, residual, weight, (dy, dsum), backend)

@@ -19,18 +19,21 @@ def test_inputs_are_those_of_the_plain_form_with_a_residual():
     assert not torch.equal(residual, x)
 
 
+def made(n):
+    """x, residual and weight that want gradients, and an upstream one."""
+    generator = torch.Generator("cuda").manual_seed(n)
+    shapes = ((37, n), (37, n), (n,), (37, n))
+    options = {"generator": generator, "device": "cuda", "dtype": torch.bfloat16}
+    *leaves, dy = (torch.randn(*shape, **options) for shape in shapes)
+    return *(leaf.requires_grad_() for leaf in leaves), dy
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 @pytest.mark.parametrize("backend", ["cuda", "triton"])
 @pytest.mark.parametrize("n", [96, 129, 256, 2048, 2056, 8200])
 def test_bits_equal_a_rounded_sum_and_the_plain_norm_of_it(backend, n):
-    generator = torch.Generator("cuda").manual_seed(n)
-
-    def normal(*shape):
-        made = torch.randn(*shape, generator=generator, device="cuda", dtype=torch.bfloat16)
-        return made.requires_grad_()
-
-    x, residual, weight, dy = normal(37, n), normal(37, n), normal(n), normal(37, n).detach()
+    x, residual, weight, dy = made(n)
     options = {"rounding": "vllm", "backend": backend}
     y, total = rms_norm(x, weight, residual=residual, **options)
     found = torch.autograd.grad(y, [x, residual, weight], dy)
@@ -47,3 +50,20 @@ def test_bits_equal_a_rounded_sum_and_the_plain_norm_of_it(backend, n):
     with torch.no_grad():
         module.weight.copy_(weight)
     assert_same_bits(module(x, residual)[0].detach().cpu(), y.detach().cpu(), "module")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+@pytest.mark.parametrize("backend", ["cuda", "triton"])
+@pytest.mark.parametrize("missing", [0, 1])
+def test_missing_output_gradient_counts_as_zeros_and_terms_share_one(backend, missing):
+    *leaves, dy = made(264)
+    x, residual, weight = leaves
+    outputs = rms_norm(x, weight, residual=residual, rounding="vllm", backend=backend)
+    zeros = [dy, dy]
+    zeros[missing] = torch.zeros_like(dy)
+    expected = torch.autograd.grad(outputs, leaves, zeros, retain_graph=True)
+    found = torch.autograd.grad(outputs[1 - missing], leaves, dy)
+    for name, actual, wanted in zip(("dx", "dresidual", "dweight"), found, expected, strict=True):
+        assert_same_bits(actual, wanted, name)
+    assert found[0].data_ptr() == found[1].data_ptr()

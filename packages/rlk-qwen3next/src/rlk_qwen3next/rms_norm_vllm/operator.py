@@ -7,7 +7,7 @@ from pathlib import Path
 from types import ModuleType
 
 from rlk import backends
-from rlk.operator import Claim, Operator, Scalar
+from rlk.operator import Claim, Operator, Scalar, Workload
 
 from ..rms_norm.operator import OPERATOR as RMS_NORM
 from . import oracle
@@ -48,6 +48,11 @@ OPERATOR = replace(
     formula="y = x * rstd * (weight_offset + weight), rstd = rsqrt(sum(x^2) / N + eps)",
     scalars=with_hardware_root(RMS_NORM.scalars),
     claims=claims_of(RMS_NORM, ("y",)),
+    workloads=(
+        *RMS_NORM.workloads,
+        # The engine's figures name this width too.
+        Workload("linear attention head of Qwen3-Next", {"T": 262144, "N": 128}),
+    ),
     oracle=oracle.forward,
     backends=(backends.cuda(_load_cuda), backends.triton(_load_triton, interpreted=False)),
 )
