@@ -25,8 +25,9 @@ NOISE, SPREADS = 0.05, 3.0
 TIMES = ("forward_us", "backward_us", "both_us")
 # What follows from times, or is the host's.
 DERIVED = {
-    "forward_ratio", "both_ratio", "peer_ratio", "terabytes_per_second", "host_us", "host_train_us",
-    "eager_us", "eager_train_us", "hard_data", "forward_spread_us", "backward_spread_us",
+    "forward_ratio", "both_ratio", "peer_ratio", "terabytes_per_second", "host_us", "host_grad_us",
+    "host_train_us", "eager_us", "eager_train_us", "hard_data", "forward_spread_us",
+    "backward_spread_us",
 }  # fmt: skip
 
 

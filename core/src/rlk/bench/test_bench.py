@@ -202,7 +202,8 @@ def test_measure_every_variant_gets_a_row_beside_the_floor(on_the_cpu):
     ours = rows["cuda"]
     assert (ours.forward_us, ours.both_us, ours.peer_ratio) == (30.0, 60.0, 1.0)
     assert ours.extra_mib == 2.0
-    assert (ours.host_us, ours.eager_us, ours.eager_train_us) == (20.0, 25.0, 25.0)
+    assert (ours.host_us, ours.host_grad_us, ours.host_train_us) == (20.0, 30.0, 20.0)
+    assert (ours.eager_us, ours.eager_train_us) == (25.0, 25.0)
     assert {(row.layout, row.rows) for row in rows.values()} == {("contiguous", 20)}
     assert ours.hard_data == {"leading zeros": 1.0, "scaled rows": 1.0}
     # Its bytes at the probe's bandwidth, over the time of a call.

@@ -76,7 +76,8 @@ class BenchRow(Strict, frozen=True, kw_only=True, omit_defaults=True):
 
     `floor` is a variant too: the time in which the same bytes are moved and nothing computed.
     `hard_data` are times of backward on upstream gradients that make an exact sum harder, as
-    multiples of the ordinary time.
+    multiples of the ordinary time. `host_us` is a forward call that records nothing, `host_grad_us`
+    one that records gradients, `host_train_us` that one and its backward.
     """
 
     operator: str
@@ -100,6 +101,7 @@ class BenchRow(Strict, frozen=True, kw_only=True, omit_defaults=True):
     terabytes_per_second: dict[str, float] = {}
     extra_mib: float | None = None
     host_us: float | None = None
+    host_grad_us: float | None = None
     host_train_us: float | None = None
     eager_us: float | None = None
     eager_train_us: float | None = None
