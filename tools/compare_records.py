@@ -12,22 +12,25 @@ from pathlib import Path
 from typing import Any
 
 from rlk.errors import RlkError
-from rlk.records import Bench, Document, decode
+from rlk.records import Bench, Document, ExactGrad, decode
 
 # What tells one row from another, by kind.
 KEYS = {
     "rlk.bench/2": ("operator", "size", "layout", "dtype", "variant"),
     "rlk.conventions/1": ("operator", "size", "dtype", "rounding", "other"),
     "rlk.survey/1": ("operator", "size", "dtype", "variant"),
+    "rlk.exact-grad/1": ("operator", "size", "dtype"),
     "rlk.gate-summary/2": ("operator", "backend", "judgment", "status"),
 }
 # A median moves less than 5 % between runs of one source; three spreads where those are wider.
 NOISE, SPREADS = 0.05, 3.0
-TIMES = ("forward_us", "backward_us", "both_us")
+TIMES = ("forward_us", "backward_us", "both_us", "rounding_us", "exact_us")
 # What follows from times, or is the host's.
 DERIVED = {
-    "forward_ratio", "both_ratio", "peer_ratio", "terabytes_per_second", "host_us", "host_train_us",
-    "eager_us", "eager_train_us", "hard_data", "forward_spread_us", "backward_spread_us",
+    "forward_ratio", "both_ratio", "peer_ratio", "terabytes_per_second", "host_us", "host_grad_us",
+    "host_train_us", "eager_us", "eager_train_us", "hard_data", "forward_spread_us",
+    "backward_spread_us", "rounding_spread_us", "exact_spread_us", "overhead",
+    "end_of_block_host_us",
 }  # fmt: skip
 
 
@@ -48,7 +51,7 @@ def differences(a: Document, b: Document) -> Iterator[str]:
         elif key not in ours:
             yield f"{name}: only in the second"
         else:
-            yield from _values(name, ours[key], theirs[key], isinstance(a, Bench))
+            yield from _values(name, ours[key], theirs[key], isinstance(a, Bench | ExactGrad))
 
 
 def _rows(record: Document, keys: Iterable[str]) -> dict[tuple[str, ...], Any]:

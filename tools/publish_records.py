@@ -19,6 +19,7 @@ from rlk.records import (
     Bench,
     Conventions,
     Document,
+    ExactGrad,
     GateSummary,
     Source,
     Survey,
@@ -70,10 +71,11 @@ def published(records: dict[str, Document]) -> dict[str, Document]:
     kept |= {"survey.json": joined("rlk survey", surveys)} if surveys else {}
     benches = [r for r in records.values() if isinstance(r, Bench)]
     kept |= {"bench.json": joined("rlk bench", benches)} if benches else {}
-    counts = [r for r in records.values() if isinstance(r, Conventions)]
-    if len(counts) > 1:
-        raise RlkError(f"publish: OUT_DIR must hold one count of conventions, got {len(counts)}")
-    kept |= {"conventions.json": counts[0]} if counts else {}
+    for kind, name in ((Conventions, "conventions.json"), (ExactGrad, "exact_grad.json")):
+        found = [r for r in records.values() if isinstance(r, kind)]
+        if len(found) > 1:
+            raise RlkError(f"publish: OUT_DIR must hold one record for {name}, got {len(found)}")
+        kept |= {name: found[0]} if found else {}
     return kept
 
 

@@ -11,6 +11,8 @@ from msgspec.structs import replace
 from rlk.records import (
     Bench,
     BenchRow,
+    ExactGrad,
+    ExactGradRow,
     GateRow,
     GateSummary,
     Origin,
@@ -41,6 +43,19 @@ SURVEY = Survey(
     ],
 )
 
+COST = ExactGrad(
+    origin=ORIGIN,
+    wrong=[],
+    rows=[
+        ExactGradRow(
+            operator="demo", size="1x2", rows=1, columns=2, dtype="bfloat16", rounding_us=1.0,
+            rounding_spread_us=0.1, exact_us=1.01, exact_spread_us=0.1, overhead=0.01,
+            end_of_block_host_us=50.0, state_bytes=416, rounding_peak_bytes=1,
+            exact_peak_bytes=2, end_of_block_peak_bytes=3,
+        )
+    ],
+)  # fmt: skip
+
 
 def gates(judgment, status="passed", origin=ORIGIN, tier="full"):
     row = GateRow(
@@ -65,10 +80,11 @@ def publish(tmp_path):
 
 
 def test_publish_puts_gates_together_and_keeps_the_others(publish, tmp_path):
-    status = publish(a=gates("layout"), b=gates("repeatable", "failed"), survey=SURVEY, bench=BENCH)
-    assert status == 0
+    both = {"a": gates("layout"), "b": gates("repeatable", "failed")}
+    assert publish(**both, survey=SURVEY, bench=BENCH, cost=COST) == 0
     kept = load_folder(tmp_path / "kept")
-    assert kept.keys() == {"gates.json", "survey.json", "bench.json"}
+    assert kept.keys() == {"gates.json", "survey.json", "bench.json", "exact_grad.json"}
+    assert kept["exact_grad.json"] == COST
     assert [row.judgment for row in kept["gates.json"].rows] == ["layout", "repeatable"]
     assert not kept["gates.json"].passed
     assert kept["bench.json"] == BENCH
@@ -193,6 +209,10 @@ def test_compare_times_tells_more_than_noise(other, found):
 
 
 def test_compare_values_and_gates_must_be_equal():
+    noise = {"exact_us": 1.02, "overhead": 0.02}
+    dearer = replace(COST, rows=[replace(COST.rows[0], exact_peak_bytes=4, **noise)])
+    (line,) = compare_records.differences(COST, dearer)
+    assert "exact_peak_bytes 2 -> 4" in line
     differing = replace(SURVEY, rows=[replace(SURVEY.rows[0], rows_alone={"y": 1})])
     (line,) = compare_records.differences(SURVEY, differing)
     assert "rows_alone {'y': 0} -> {'y': 1}" in line

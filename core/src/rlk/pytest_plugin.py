@@ -68,10 +68,10 @@ class OperatorSuite(
             pytest.fail(f"{self.operator.name}: also must name a value for {', '.join(alone)}")
 
     @pytest.mark.parametrize("layout", ["contiguous", "strided"])
-    def test_registration_opcheck_passes(self, served_device: str, layout: str) -> None:
+    def test_registration_opcheck_passes(self, device: str, layout: str) -> None:
         """Schema, fake kernels and autograd of both operators, as torch checks them."""
         for dtype in self.operator.inputs[0].dtype:
-            forward, backward = registration_samples(self.operator, dtype, layout, served_device)
+            forward, backward = registration_samples(self.operator, dtype, layout, device)
             torch.library.opcheck(_op(self.operator.name), forward)
             torch.library.opcheck(_op(f"{self.operator.name}_backward"), backward)
 
@@ -135,12 +135,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     suite = metafunc.cls is not None and issubclass(metafunc.cls, OperatorSuite)
     missing = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
     marks = [pytest.mark.gpu, missing]
-    if suite and "served_device" in metafunc.fixturenames:
-        # Nothing of it depends on the device: the CPU, unless the operator runs on GPUs alone.
-        gpu = pytest.param("cuda", marks=marks)
-        metafunc.parametrize(
-            "served_device", ["cpu" if _serves_cpu(metafunc.cls.operator) else gpu]
-        )
     if suite and "device" in metafunc.fixturenames:
         if "ranks" in metafunc.fixturenames and metafunc.config.pluginmanager.hasplugin("xdist"):
             # One worker: two processes on each GPU would wait for memory, and start twice.

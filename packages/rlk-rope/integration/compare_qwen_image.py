@@ -59,6 +59,11 @@ def pairs(real, imaginary, like):
     return torch.stack([real, imaginary], -1).flatten(-2).to(like.dtype)
 
 
+def image_tables():
+    """Of one image and text behind it."""
+    return rope_tables(qwen_image_positions([[(1, 64, 64)]], TOKENS - 4096)[0])
+
+
 def inputs(cos, sin):
     """Name -> x [1, S, H, D] in FP32."""
     random = torch.Generator().manual_seed(2026)
@@ -91,13 +96,18 @@ def ulp_of_pair(actual, expected, x):
     return relative[relative.isfinite()].max().item() if relative.isfinite().any() else 0.0
 
 
-def row(label, dtype, actual, expected, x):
+def difference(actual, expected, x):
+    """The columns of the table."""
     differs = (raw_bits(actual) != raw_bits(expected)).double().mean().item()
     finite = actual.isfinite() & expected.isfinite()
     distance = int(ulp_distance(actual, expected)[finite].amax()) if finite.any() else 0
     unequal = (actual.isfinite() != expected.isfinite()).sum().item()
+    return differs, distance, ulp_of_pair(actual, expected, x), unequal
+
+
+def row(label, dtype, actual, expected, x):
+    differs, distance, at_pair, unequal = difference(actual, expected, x)
     name = str(dtype).removeprefix("torch.")
-    at_pair = ulp_of_pair(actual, expected, x)
     print(f"{label:58} {name:9} {differs:9.4%} {distance:11} {at_pair:8.2f} {unequal:8}")
 
 
@@ -110,7 +120,7 @@ def place(device):
 
 def main(device="cpu"):
     """Print the table of a device."""
-    cos, sin = rope_tables(qwen_image_positions([[(1, 64, 64)]], TOKENS - 4096)[0])
+    cos, sin = image_tables()
     print(f"torch {torch.__version__}, diffusers {diffusers.__version__}, {place(device)}; "
           f"x [1, {TOKENS}, {HEADS}, {CHANNELS}]")  # fmt: skip
     print(f"{'diffusers against':58} {'dtype':9} {'differ':>9} {'max ulp':>11} {'at pair':>8} "

@@ -7,6 +7,7 @@ import torch
 from rlk.bench import bandwidth, measure
 from rlk.bench.timing import Time
 from rlk.bench.work import Work
+from rlk.parts import tensors_in
 
 
 class EagerCapture:
@@ -19,6 +20,11 @@ class EagerCapture:
         return 10.0
 
 
+def host_us(call):
+    """Longer where gradients are recorded."""
+    return 30.0 if any(t.requires_grad for t in tensors_in(call())) else 20.0
+
+
 @pytest.fixture
 def eager_clock(monkeypatch):
     """Everything but the clock, the memory counter and the probe, on the CPU."""
@@ -26,7 +32,7 @@ def eager_clock(monkeypatch):
     monkeypatch.setattr(measure, "Capture", EagerCapture)
     monkeypatch.setattr(measure, "interleaved", lambda found: dict.fromkeys(found, Time(30.0, 1.0)))
     monkeypatch.setattr(measure, "extra_bytes", lambda call: (call(), 2**21)[1])
-    monkeypatch.setattr(measure, "host_us", lambda call: (call(), 20.0)[1])
+    monkeypatch.setattr(measure, "host_us", host_us)
     monkeypatch.setattr(measure, "eager_us", lambda step, sets: (step(sets - 1), 25.0)[1])
     floor = bandwidth.Floor(Time(10.0, 0.5), 1_000_000, "unroll 4, tiled")
     monkeypatch.setattr(bandwidth, "floor", lambda work, direction, stream: floor)

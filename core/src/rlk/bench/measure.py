@@ -137,9 +137,14 @@ def _eager(call: Call, sets: Sets) -> dict[str, Any]:
         with torch.no_grad():
             return call(*sets.inputs[i])
 
+    def record() -> Any:
+        with torch.enable_grad():
+            return call(*sets.inputs[0])
+
     return {
         "extra_mib": extra_bytes(train) / 2**20,
         "host_us": host_us(infer),
+        "host_grad_us": host_us(record),
         "host_train_us": host_us(train),
         "eager_us": eager_us(infer, sets.work.sets),
         "eager_train_us": eager_us(train, sets.work.sets),

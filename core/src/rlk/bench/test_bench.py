@@ -48,7 +48,28 @@ def test_work_of_a_linear_operator_reads_no_input_again_for_its_gradient():
     work = Work(linear, "", {"T": 1000, "N": 128, "M": 32}, torch.bfloat16)
     rows, table = 1000 * 128 * 2, 1000 * 32 * 4
     assert work.least_bytes("forward") == work.least_bytes("backward") == 2 * rows + table
-    assert work.streams("forward") == work.streams("backward") == (1, 1)
+    assert work.streams("forward") == work.streams("backward") == (2, 1)
+
+
+def test_work_streams_are_the_tensors_whose_bytes_count():
+    sample = Tensor("x", ("...", "S", "N"), FLOATS, gradient="row")
+    scale = Tensor("scale", ("...", "N"), ("=x",), gradient="row")
+    modulated = replace(
+        DEMO, inputs=(sample, scale), outputs=(Tensor("y", ("...", "S", "N"), ("=x",)),)
+    )
+
+    def streams(operator, **sizes):
+        work = Work(operator, "", sizes, torch.bfloat16)
+        return work.streams("forward"), work.streams("backward")
+
+    assert streams(modulated, T=2, S=3, N=64) == ((1, 1), (2, 1))
+    assert streams(modulated, T=2, S=2, N=64) == ((2, 1), (3, 2))
+    # Few rows beside a matrix, whose forward writes nothing that counts.
+    matrix = Tensor("weight", ("M", "N"), ("=x",), gradient="chain")
+    product = replace(
+        DEMO, inputs=(DEMO.inputs[0], matrix), outputs=(Tensor("y", ("...", "M"), ("=x",)),)
+    )
+    assert streams(product, T=2, N=64, M=256) == ((1, 1), (1, 1))
 
 
 def test_work_sets_rotate_through_150_megabytes_or_400_sets():
@@ -203,7 +224,8 @@ def test_measure_every_variant_gets_a_row_beside_the_floor(on_the_cpu):
     ours = rows["cuda"]
     assert (ours.forward_us, ours.both_us, ours.peer_ratio) == (30.0, 60.0, 1.0)
     assert ours.extra_mib == 2.0
-    assert (ours.host_us, ours.eager_us, ours.eager_train_us) == (20.0, 25.0, 25.0)
+    assert (ours.host_us, ours.host_grad_us, ours.host_train_us) == (20.0, 30.0, 20.0)
+    assert (ours.eager_us, ours.eager_train_us) == (25.0, 25.0)
     assert {(row.layout, row.rows) for row in rows.values()} == {("contiguous", 20)}
     assert ours.hard_data == {"leading zeros": 1.0, "scaled rows": 1.0}
     # Its bytes at the probe's bandwidth, over the time of a call.

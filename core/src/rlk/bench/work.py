@@ -67,30 +67,22 @@ class Work:
         return [*self._leading, *trailing] if tensor.has_rows else trailing
 
     def streams(self, direction: str) -> tuple[int, int]:
-        """How many tensors with rows and gradients a direction reads and writes at least."""
-        inputs = len(self._rows)
-        outputs = sum(t.has_rows for t in self.operator.outputs)
-        if direction == "forward":
-            return inputs, outputs
-        # Addends are read as their sum, and have one gradient.
-        gradients = sum(t.gradient == "row" for t in self.operator.returned_gradients)
-        return outputs if self.operator.linear else outputs + gradients, gradients
+        """How many tensors a direction reads and writes at least: those that count, by bytes.
+
+        A tensor below half of the largest, as scale and shift of many tokens, is no stream; each
+        way has one at least.
+        """
+        moved = self._moved(direction)
+        largest = max(self.bytes_of(t) for way in moved for t in way)
+        reads, writes = (max(1, sum(2 * self.bytes_of(t) >= largest for t in way)) for way in moved)
+        return reads, writes
 
     def least_bytes(self, direction: str) -> int:
         """Each input read once and each output written once; saved state is not counted.
 
         What lies between packed tensors is not counted either.
         """
-        inputs = sum(map(self.bytes_of, self.operator.inputs))
-        outputs = sum(map(self.bytes_of, self.operator.outputs))
-        if direction == "forward":
-            return inputs + outputs
-        gradients = sum(map(self.bytes_of, self.operator.returned_gradients))
-        addends = sum(
-            self.bytes_of(t) * (len(t.sum_of) - 1) for t in self.operator.outputs if t.sum_of
-        )
-        # A linear operator's gradient reads no value of what it is linear in.
-        return outputs + inputs - addends + (0 if self.operator.linear else gradients)
+        return sum(self.bytes_of(t) for way in self._moved(direction) for t in way)
 
     def inputs(self, seed: int, device: str) -> list[torch.Tensor]:
         """Random inputs that take gradients where declared; packed ones share one storage."""
@@ -114,6 +106,17 @@ class Work:
         free = {s.name for s in self.operator.free_scalars}
         defaults = default_scalars(self.operator)
         return {n: self.arguments.get(n, v) for n, v in defaults.items() if n in free}
+
+    def _moved(self, direction: str) -> tuple[list[Tensor], list[Tensor]]:
+        """What a direction reads, and what it writes."""
+        operator = self.operator
+        if direction == "forward":
+            return [*operator.inputs], [*operator.outputs]
+        # Addends are read as their sum, and have one gradient.
+        kept = dict.fromkeys(operator.kept(operator.inputs, operator.outputs))
+        # A linear operator's gradient reads no value of what it is linear in.
+        read = [t for t in kept if not (operator.linear and t.gradient)]
+        return [*operator.outputs, *read], [*operator.returned_gradients]
 
     @property
     def _rows(self) -> list[Tensor]:

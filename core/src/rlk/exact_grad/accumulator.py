@@ -142,11 +142,18 @@ class ExactGradAccumulator:
                 exact quotient is rounded, so it is not the same as dividing the gradient.
         Raises:
             ArgumentError: divide_by is no int from 1 to 2^47 - 1.
-            GradientError: no block is open, or it was finished before; or a chain is not that of
-                one batch, by its micro-batches or by several calls in a graph. Nothing is written.
+            GradientError: no block is open, or it was finished before; or a module has another
+                parameter than at its beginning; or a chain is not that of one batch, by its
+                micro-batches or by several calls in a graph. Nothing is written.
         """
         check_divisor(f"{_NAME}.finalize", divide_by)
         sums = self._open("finalize")
+        for each in sums:
+            if each.found.is_replaced:
+                raise GradientError(
+                    f"{_NAME}: modules must keep their parameters up to the end of the block, got "
+                    f"another one in the place of {each.found.name}; end the block before"
+                )
         exact: dict[torch.device, list[tuple[Found, torch.Tensor]]] = defaultdict(list)
         chains: list[tuple[Found, ChainCarrier]] = []
         for each in sums:

@@ -10,24 +10,24 @@ status 1 if at 262144 rows of 128 a backward takes over 3 % longer.
 """
 
 import argparse
-import json
 import math
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from rlk.arguments import dtype_name
-from rlk.bench.timing import Capture, host_us, interleaved
+from rlk.bench.timing import Capture, host_us, interleaved, peak_bytes
 from rlk.bench.work import Work, works
 from rlk.cli import select
 from rlk.cli.console import complain
-from rlk.environment import facts
 from rlk.exact_grad.carrier import new_carrier, states_of
 from rlk.operator import Operator
 from rlk.publish import PUBLISHED
+from rlk.records import ExactGrad, ExactGradRow, origin, write
 from rlk.reduce import exact_sum
 
 # Rows and columns at which the overhead is judged, and the most that it may be.
@@ -99,7 +99,7 @@ def _places(operator: Operator, gradient: str) -> list[int]:
     return [i for i, t in enumerate(operator.inputs) if t.gradient == gradient]
 
 
-def measure(work: Work) -> dict[str, Any]:
+def measure(work: Work) -> ExactGradRow:
     """One row of the record."""
     stream = torch.cuda.Stream()
     least = work.least_bytes("backward") / BYTES_PER_US
@@ -108,44 +108,50 @@ def measure(work: Work) -> dict[str, Any]:
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         steps = {"rounding": ways.rounding(), "exact": ways.exact()}
+        peaks = {name: peak_bytes(partial(step, 0))[0] for name, step in steps.items()}
     captures = {name: Capture(step, work.sets, least, stream) for name, step in steps.items()}
     times = interleaved(captures)
     torch.cuda.synchronize()
-    return {
-        "operator": work.operator.name,
-        "size": work.label,
-        "rows": work.sizes["T"],
-        "columns": math.prod(ways.gradients[0].shape),
-        "dtype": dtype_name(work.dtype),
-        "rounding_us": round(times["rounding"].median, 3),
-        "rounding_spread_us": round(times["rounding"].spread, 3),
-        "exact_us": round(times["exact"].median, 3),
-        "exact_spread_us": round(times["exact"].spread, 3),
-        "overhead": round(times["exact"].median / times["rounding"].median - 1, 4),
-        "end_of_block_host_us": round(host_us(ways.finish), 3),
-        "state_bytes": ways.state_bytes,
-    }
+    return ExactGradRow(
+        operator=work.operator.name,
+        size=work.label,
+        rows=work.sizes["T"],
+        columns=math.prod(ways.gradients[0].shape),
+        dtype=dtype_name(work.dtype),
+        rounding_us=times["rounding"].median,
+        rounding_spread_us=times["rounding"].spread,
+        exact_us=times["exact"].median,
+        exact_spread_us=times["exact"].spread,
+        overhead=times["exact"].median / times["rounding"].median - 1,
+        end_of_block_host_us=host_us(ways.finish),
+        state_bytes=ways.state_bytes,
+        rounding_peak_bytes=peaks["rounding"],
+        exact_peak_bytes=peaks["exact"],
+        end_of_block_peak_bytes=peak_bytes(ways.finish)[0],
+    )
 
 
-def judge(rows: Sequence[dict[str, Any]]) -> list[str]:
+def judge(rows: Sequence[ExactGradRow]) -> list[str]:
     """What is wrong with a record: a size that is missing, or an overhead above the limit."""
-    judged = [row for row in rows if (row["rows"], row["columns"]) == JUDGED]
+    judged = [row for row in rows if (row.rows, row.columns) == JUDGED]
     if not judged:
         return [f"no operator was measured at {JUDGED[0]} rows of {JUDGED[1]}"]
     return [
-        f"{row['operator']} {row['size']}: a backward takes {row['overhead']:.1%} longer, at most "
+        f"{row.operator} {row.size}: a backward takes {row.overhead:.1%} longer, at most "
         f"{MOST:.0%} are allowed"
         for row in judged
-        if not row["overhead"] <= MOST
+        if not row.overhead <= MOST
     ]
 
 
-def line(row: dict[str, Any]) -> str:
+def line(row: ExactGradRow) -> str:
     """What is printed of a row."""
     return (
-        f"{row['operator']:24}{row['size']:>16}  {row['rounding_us']:9.1f} us rounding  "
-        f"{row['exact_us']:9.1f} us exact  {row['overhead']:+7.2%}  end of block "
-        f"{row['end_of_block_host_us']:.0f} us of the host  state {row['state_bytes']} bytes"
+        f"{row.operator:24}{row.size:>16}  {row.rounding_us:9.1f} us rounding  "
+        f"{row.exact_us:9.1f} us exact  {row.overhead:+7.2%}  end of block "
+        f"{row.end_of_block_host_us:.0f} us of the host  state {row.state_bytes} bytes  peak "
+        f"{row.rounding_peak_bytes} bytes rounding, {row.exact_peak_bytes} exact, "
+        f"{row.end_of_block_peak_bytes} at the end of a block"
     )
 
 
@@ -165,8 +171,8 @@ def main(arguments: Sequence[str]) -> int:
             print(line(rows[-1]), flush=True)
     wrong = judge(rows)
     if options.json is not None:
-        record = {"device": facts()["device"], "wrong": wrong, "rows": rows}
-        options.json.write_text(json.dumps(record, indent=1) + "\n")
+        made = origin(command="python -m rlk.exact_grad.overhead")
+        write(options.json, ExactGrad(origin=made, wrong=wrong, rows=rows))
     print("\n".join(wrong) or f"at most {MOST:.0%} at {JUDGED[0]} rows of {JUDGED[1]}")
     return 1 if wrong else 0
 

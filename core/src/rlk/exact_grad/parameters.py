@@ -15,10 +15,11 @@ from typing import Literal
 import torch
 from torch import nn
 
+from rlk.carried import is_dtensor
 from rlk.errors import ArgumentError
 
 Guarantee = Literal["exact", "chain", "ordinary"]
-# A module, and the attribute from which it reads a carrier.
+# A module, and the attribute from which it reads a carrier, or that is a parameter.
 Place = tuple[nn.Module, str]
 
 
@@ -73,22 +74,35 @@ class AccumulationReport:
 
 @dataclass(frozen=True)
 class Found:
-    """A parameter, how it adds up, and the modules and attributes that read its carrier."""
+    """A parameter, how it adds up, and the modules and attributes that read its carrier.
+
+    `homes` are the modules that have it, each with its name there.
+    """
 
     name: str
     parameter: nn.Parameter
     guarantee: Guarantee
     reason: str = ""
     places: list[Place] = field(default_factory=list)
+    homes: list[Place] = field(default_factory=list)
+
+    @property
+    def is_replaced(self) -> bool:
+        """Whether a module has another parameter in its place; FSDP2's shard and whole aside."""
+        now = [home._parameters.get(name) for home, name in self.homes]
+        others = [p for p in now if p is not None and p is not self.parameter]
+        return not is_dtensor(self.parameter) and not all(map(is_dtensor, others))
 
 
 def find(module: nn.Module, continue_chains: bool = False) -> list[Found]:
     """Every parameter of a module once, tied ones under their first name."""
     sums, chains = _places(module, "exact_sums"), _places(module, "chain_sums")
     owners: dict[int, list[tuple[str, tuple[int, str]]]] = defaultdict(list)
+    homes: dict[int, list[Place]] = defaultdict(list)
     for path, owner in module.named_modules():
         for name, parameter in owner._parameters.items():
             owners[id(parameter)].append((path, (id(owner), name)))
+            homes[id(parameter)].append((owner, name))
     found = []
     for name, parameter in module.named_parameters():
         owned = owners[id(parameter)]
@@ -110,7 +124,7 @@ def find(module: nn.Module, continue_chains: bool = False) -> list[Found]:
             reason = f"{others[0] or 'the module itself'} uses it too"
         else:
             guarantee = "exact"
-        found.append(Found(name, parameter, guarantee, reason, places))
+        found.append(Found(name, parameter, guarantee, reason, places, homes[id(parameter)]))
     return found
 
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The two ways that are timed sum what they say; the judgment of their times."""
 
-import json
-
 import pytest
 import torch
 
@@ -10,6 +8,7 @@ from rlk.compare import assert_same_bits, same_bits
 from rlk.exact_grad import overhead
 from rlk.operator import Workload
 from rlk.publish import PUBLISHED, publish
+from rlk.records import ExactGradRow, decode
 from rlk.test_support import tiny_operator
 
 OPERATOR = tiny_operator(
@@ -57,11 +56,13 @@ def test_steps_of_both_ways_sum_the_same_calls_one_of_them_exactly(ways):
 
 
 def row(overhead_found, rows=262144, columns=128):
-    return {
-        "operator": "demo", "size": f"{rows}x{columns}", "rows": rows, "columns": columns,
-        "overhead": overhead_found, "rounding_us": 100.0, "exact_us": 100 * (1 + overhead_found),
-        "end_of_block_host_us": 50.0, "state_bytes": 26624,
-    }  # fmt: skip
+    return ExactGradRow(
+        operator="demo", size=f"{rows}x{columns}", rows=rows, columns=columns, dtype="bfloat16",
+        overhead=overhead_found, rounding_us=100.0, rounding_spread_us=1.0,
+        exact_us=100 * (1 + overhead_found), exact_spread_us=1.0, end_of_block_host_us=50.0,
+        state_bytes=26624, rounding_peak_bytes=1000, exact_peak_bytes=2000,
+        end_of_block_peak_bytes=3000,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -81,16 +82,20 @@ def test_judgment_is_of_the_size_that_is_promised(rows, wrong):
 
 @pytest.mark.parametrize(("found", "status"), [(0.01, 0), (0.2, 1)])
 def test_command_prints_and_records_what_it_measured(monkeypatch, tmp_path, capsys, found, status):
+    made = overhead.origin(command="measured")
+    monkeypatch.setattr(overhead, "origin", lambda command: made)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     monkeypatch.setattr(overhead.select, "every", lambda: [OPERATOR])
-    monkeypatch.setattr(overhead, "facts", lambda: {"device": "a GPU"})
     monkeypatch.setattr(overhead, "measure", lambda work: row(found))
     assert overhead.main(["--json", str(tmp_path / "found.json")]) == status
-    record = json.loads((tmp_path / "found.json").read_text())
-    assert [r["overhead"] for r in record["rows"]] == [found]
-    assert bool(record["wrong"]) == bool(status)
-    assert "state 26624 bytes" in capsys.readouterr().out
+    record = decode((tmp_path / "found.json").read_bytes())
+    assert [r.overhead for r in record.rows] == [found]
+    assert bool(record.wrong) == bool(status)
+    assert record.origin == made
+    out = capsys.readouterr().out
+    assert "state 26624 bytes" in out
+    assert "peak 1000 bytes rounding, 2000 exact, 3000 at the end" in out
 
 
 def test_command_without_a_gpu_says_so(monkeypatch, capsys):

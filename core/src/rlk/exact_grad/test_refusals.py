@@ -68,6 +68,23 @@ def test_backward_that_reaches_a_parameter_frozen_in_the_block_is_refused():
     )
 
 
+def test_parameter_put_in_the_place_of_another_in_the_block_is_refused_at_its_end():
+    model = Model()
+    before = model.first.weight
+    with ExactGradAccumulator(model) as sums:
+        backward(model, WHOLE)
+        model.first.weight = torch.nn.Parameter(before.detach().clone())
+        with pytest.raises(GradientError) as caught:
+            sums.finalize()
+        assert not before.grad.any()
+        model.first.weight = before
+    assert str(caught.value) == (
+        "ExactGradAccumulator: modules must keep their parameters up to the end of the block, got "
+        "another one in the place of first.weight; end the block before"
+    )
+    assert_same_gradients(gradients(model), accumulated(WHOLE))
+
+
 @pytest.mark.parametrize("group", [-100, "world", [0, 1]], ids=repr)
 def test_process_group_that_is_none_of_this_rank_is_refused(group):
     # -100 is what new_group returns to a rank outside.

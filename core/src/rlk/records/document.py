@@ -76,7 +76,8 @@ class BenchRow(Strict, frozen=True, kw_only=True, omit_defaults=True):
 
     `floor` is a variant too: the time in which the same bytes are moved and nothing computed.
     `hard_data` are times of backward on upstream gradients that make an exact sum harder, as
-    multiples of the ordinary time.
+    multiples of the ordinary time. `host_us` is a forward call that records nothing, `host_grad_us`
+    one that records gradients, `host_train_us` that one and its backward.
     """
 
     operator: str
@@ -100,6 +101,7 @@ class BenchRow(Strict, frozen=True, kw_only=True, omit_defaults=True):
     terabytes_per_second: dict[str, float] = {}
     extra_mib: float | None = None
     host_us: float | None = None
+    host_grad_us: float | None = None
     host_train_us: float | None = None
     eager_us: float | None = None
     eager_train_us: float | None = None
@@ -200,6 +202,40 @@ class Survey(Strict, frozen=True, kw_only=True, tag_field="schema", tag="rlk.sur
     rows: list[SurveyRow]
 
 
+class ExactGradRow(Strict, frozen=True, kw_only=True):
+    """Backward of one operator at one size, its parameter gradients rounded or added as states.
+
+    `overhead` is the longer time as a share of the shorter. The peaks are what a step of either
+    kind, and the end of a block, hold beyond what was there before, measured; `state_bytes` are
+    there before, all the time.
+    """
+
+    operator: str
+    size: str
+    rows: int
+    columns: int
+    dtype: str
+    rounding_us: float
+    rounding_spread_us: float
+    exact_us: float
+    exact_spread_us: float
+    overhead: float
+    end_of_block_host_us: float
+    state_bytes: int
+    rounding_peak_bytes: int
+    exact_peak_bytes: int
+    end_of_block_peak_bytes: int
+
+
+class ExactGrad(Strict, frozen=True, kw_only=True, tag_field="schema", tag="rlk.exact-grad/1"):
+    """A run of `python -m rlk.exact_grad.overhead`; `wrong` says what exceeds its limit."""
+
+    origin: Origin
+    wrong: list[str]
+    interrupted: bool = False
+    rows: list[ExactGradRow]
+
+
 class GateRow(Strict, frozen=True, kw_only=True):
     """How many records one judgment of one operator on one backend left with one status."""
 
@@ -225,7 +261,7 @@ class GateSummary(Strict, frozen=True, kw_only=True, tag_field="schema", tag="rl
 # What an origin says of the machine and of what is installed there.
 MACHINE = ("device", "driver", "compute_capability", "python", "torch", "triton", "cuda")
 
-Document: TypeAlias = Bench | Conventions | Survey | GateSummary
+Document: TypeAlias = Bench | Conventions | Survey | GateSummary | ExactGrad
 
 
 def origin(facts: dict | None = None, command: str | None = None) -> Origin:

@@ -9,7 +9,8 @@ from rlk.report.markdown import table
 
 SPEED = (
     "variant", "version", "forward us", "x floor", "TB/s", "forward + backward us", "x floor",
-    "x peer", "extra MiB", "eager us", "eager us, training", "host us", "backward on hard data",
+    "x peer", "extra MiB", "eager us", "eager us, training", "host us",
+    "host us, gradients", "backward on hard data",
 )  # fmt: skip
 VALUES = (
     "variant", "version", "rows that differ alone", "batches that differ", "parameter gradients",
@@ -29,6 +30,7 @@ def speed(rows: Sequence[BenchRow]) -> list[tuple[str, Cells]]:
                 row.variant, ended or row.version or None, row.forward_us, row.forward_ratio,
                 row.terabytes_per_second.get("forward"), row.both_us, row.both_ratio,
                 row.peer_ratio, row.extra_mib, row.eager_us, row.eager_train_us, row.host_us,
+                row.host_grad_us,
                 _each((name, f"{ratio:g}x") for name, ratio in row.hard_data.items()),
             )
         )  # fmt: skip

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Libraries that are right, wrong, absent and broken, and what is said of each."""
 
+from dataclasses import replace
+
 import pytest
 
 from rlk.bench.variants import Peer
@@ -76,6 +78,15 @@ def peers(monkeypatch):
 def row():
     (place,) = values.places(OPERATOR, "float32", None, seed=1)
     return lambda name: values.survey(place, name)
+
+
+def test_places_of_products_and_large_samples_have_rows_to_compare(monkeypatch):
+    product = replace(OPERATOR, category="product")
+    assert [place.rows for place in values.places(product, "float32", None, seed=1)] == [131]
+    monkeypatch.setattr(values, "MOST_ELEMENTS", 40)
+    (large,) = values.places(OPERATOR, "float32", None, seed=1)
+    found = values.survey(large, "golden")
+    assert (found.rows, found.batches) == (3, 1)
 
 
 def test_survey_of_our_backend_finds_nothing_that_depends_on_the_batch(row):

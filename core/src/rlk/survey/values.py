@@ -22,13 +22,13 @@ from rlk.records import SurveyRow, TensorAccuracy
 from rlk.survey.rivals import held_to
 
 # Rows of one call: those of gates on a CPU, where kernels are interpreted; on a GPU enough for a
-# library to choose another kernel, and few enough for the oracle. Primes: compilers take sizes that
-# are equal once for equal always, and would compile again for every other batch.
+# library to choose another kernel and for sums over rows to be long, and few enough for the oracle.
+# Primes: compilers take sizes that are equal once for equal always, and would compile again for
+# every other batch.
 CPU_ROWS, GPU_ROWS = 131, 257
-# 64: samples of products, each a million multiplications and more.
-PRODUCT_ROWS = 64
-# 2^24 elements of the first input: what the oracle computes soon.
-MOST_ELEMENTS = 1 << 24
+# 2^24 elements of the first input: what the oracle computes soon. Large samples are at least 3: of
+# fewer there is no smaller batch.
+MOST_ELEMENTS, FEWEST_ROWS = 1 << 24, 3
 # Rows that are also run alone.
 ALONE = 64
 # Rows of smaller batches: primes, powers of two and one below.
@@ -71,9 +71,8 @@ def places(operator: Operator, dtype: str, rows: int | None, seed: int) -> list[
     small = operator.gate_sizes and not gpu
     found = []
     for sizes in [smallest_sizes(operator)] if small else real_sizes(operator):
-        most = max(2, MOST_ELEMENTS // row_elements(operator, sizes))
-        usual = PRODUCT_ROWS if operator.category == "product" else GPU_ROWS if gpu else CPU_ROWS
-        count = rows or min(usual, most)
+        most = max(FEWEST_ROWS, MOST_ELEMENTS // row_elements(operator, sizes))
+        count = rows or min(GPU_ROWS if gpu else CPU_ROWS, most)
         found.append(Place(operator, sizes, dtype, count, seed))
     return found
 

@@ -160,10 +160,12 @@ class ExactSumSuite:
         accumulator = ExactGradAccumulator(module, continue_chains=True)
         graph = torch.cuda.CUDAGraph()
         with accumulator:
+            # Warm: it reads carriers that the block has just cleared, and the block what it adds.
             side = torch.cuda.Stream()
+            side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
                 torch.autograd.backward(module(*rows), upstream)
-            torch.cuda.synchronize()
+            torch.cuda.current_stream().wait_stream(side)
             with torch.cuda.graph(graph):
                 torch.autograd.backward(module(*rows), upstream)
         expected = made.results()
@@ -197,11 +199,13 @@ class ExactSumSuite:
         graph = torch.cuda.CUDAGraph()
         with accumulator:
             # Warm, for plans, builds and .grad; off the default stream, as autograd runs a
-            # gradient's addition on the stream that first asked for it.
+            # gradient's addition on the stream that first asked for it. It reads carriers that
+            # the block has just cleared, and the block reads what it adds.
             side = torch.cuda.Stream()
+            side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
                 torch.autograd.backward(module(*rows), upstream)
-            torch.cuda.synchronize()
+            torch.cuda.current_stream().wait_stream(side)
             with torch.cuda.graph(graph):
                 torch.autograd.backward(module(*rows), upstream)
         for pair in (made[:2], made[2:]):

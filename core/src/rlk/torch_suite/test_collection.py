@@ -1,11 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which tests of the suite an operator's class has."""
+"""Which tests of the suite an operator's class has, and on which devices."""
 
+import inspect
 from types import SimpleNamespace
 
 import pytest
 
-from rlk.pytest_plugin import OperatorSuite, pytest_pycollect_makeitem
+from rlk.pytest_plugin import (
+    OperatorSuite,
+    pytest_generate_tests,
+    pytest_pycollect_makeitem,
+)
 
 LINEAR = "test_second_and_third_derivative_of_a_linear_operator_are_its_own"
 OTHER = "test_second_differentiation_is_refused_for_every_pair"
@@ -29,3 +34,21 @@ def test_derivatives_of_one_kind_of_operator_are_collected_for_it_alone(linear):
 def test_tests_outside_a_suite_are_left_to_pytest():
     assert pytest_pycollect_makeitem(SimpleNamespace(), ANY, getattr(OperatorSuite, LINEAR)) is None
     assert collected(SimpleNamespace, "__init__")
+
+
+@pytest.mark.parametrize(
+    ("platforms", "expected"), [(("cpu", "nvidia"), ["cpu", "cuda"]), (("nvidia",), ["cuda"])]
+)
+def test_registration_is_checked_on_every_kind_of_device_that_serves(platforms, expected):
+    operator = SimpleNamespace(backends=[SimpleNamespace(platforms=platforms)])
+    test = OperatorSuite.test_registration_opcheck_passes
+    devices = {}
+    pytest_generate_tests(
+        SimpleNamespace(
+            cls=type("Suite", (OperatorSuite,), {"operator": operator}),
+            fixturenames=inspect.signature(test).parameters,
+            parametrize=devices.__setitem__,
+        )
+    )
+    assert [getattr(d, "values", (d,))[0] for d in devices["device"]] == expected
+    assert {m.name for m in devices["device"][-1].marks} == {"gpu", "skipif"}

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from rlk.bench.timing import peak_bytes
+from rlk.launch import trace
 from rlk_rope import multi_axis_rope, multi_axis_rope_qk
 from rlk_rope.test_rope_gpu_batches import (
     BACKENDS,
@@ -143,3 +144,44 @@ def test_columns_that_are_copied_keep_the_bits_of_nan(dtype, integer, bits, colu
     x.view(integer)[..., 35] = bits
     y = multi_axis_rope(x, *tables(5, 16), rotary_dim=32, backend=backend)
     assert torch.equal(y.view(integer)[..., 32:], x.view(integer)[..., 32:])
+
+
+@pytest.mark.parametrize("backend", ["golden", *BACKENDS])
+@pytest.mark.parametrize("rounding", ["separate", "complex_eager"])
+@pytest.mark.parametrize("interleaved", [True, False])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_derivatives_of_every_layout_have_the_bits_of_golden_and_the_second_is_its_forward(
+    dtype, interleaved, rounding, backend
+):
+    x, dy, ddx = (normal(B, S, 5, 80, dtype=dtype, seed=seed) for seed in range(3))
+    angles = tables(B, S, 24)
+    options = {"interleaved": interleaved, "rotary_dim": 48, "rounding": rounding}
+    on_cpu = [t.cpu() for t in (x, dy, ddx, *angles)]
+    y, dx = run(*on_cpu[:2], *on_cpu[3:], **options, backend="golden")
+    expected = y, dx, multi_axis_rope(*on_cpu[2:], **options, backend="golden")
+    for layout in LAYOUTS:
+        leaf, upstream = (layout(t).requires_grad_() for t in (x, dy))
+        with trace() as launches:
+            y = multi_axis_rope(leaf, *angles, **options, backend=backend)
+            (dx,) = torch.autograd.grad(y, leaf, upstream, create_graph=True)
+            (second,) = torch.autograd.grad(dx, upstream, layout(ddx))
+        assert {launch.backend for launch in launches} == {backend}
+        found = [t.detach().cpu() for t in (y, dx, second)]
+        assert_equal_bits(found, expected, layout.__name__)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("interleaved", [True, False])
+def test_second_derivatives_of_query_and_key_are_the_forward_of_golden(interleaved, backend):
+    q, k = normal(B, S, 6, 80), normal(B, S, 2, 80, seed=1)
+    given = [normal(*t.shape, seed=seed) for seed, t in enumerate((q, k, q, k), start=2)]
+    angles = tables(S, 40)
+    on_cpu = [t.cpu() for t in (*given[2:], *angles)]
+    expected = multi_axis_rope_qk(*on_cpu, interleaved=interleaved, backend="golden")
+    for layout in LAYOUTS:
+        leaves = [layout(t).requires_grad_() for t in (q, k)]
+        upstream = [layout(t).requires_grad_() for t in given[:2]]
+        outputs = multi_axis_rope_qk(*leaves, *angles, interleaved=interleaved, backend=backend)
+        first = torch.autograd.grad(outputs, leaves, upstream, create_graph=True)
+        found = torch.autograd.grad(first, upstream, [layout(t) for t in given[2:]])
+        assert_equal_bits([t.cpu() for t in found], expected, layout.__name__)

@@ -1,11 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""On a GPU, the default rounding has the bits of flash-attention's schedule without contraction."""
+"""On a GPU, the default rounding has the bits of flash-attention's schedule without contraction.
+
+And Liger, which the benchmark has beside it, computes the same function.
+"""
+
+from importlib.util import find_spec
 
 import pytest
 import torch
 
 from rlk.bench.timing import peak_bytes
 from rlk_rope import multi_axis_rope_qk
+from rlk_rope.multi_axis_rope_qk.prior_art import LIGER
 from rlk_rope.test_rope_gpu_batches import (
     BACKENDS,
     BF16,
@@ -79,6 +85,27 @@ def test_schedule_with_contraction_differs_in_last_bits_alone():
     for found, other in zip(fused, rounded, strict=True):
         share = (found != other).double().mean().item()
         assert 0.05 < share < 0.5
+
+
+@pytest.mark.skipif(find_spec("liger_kernel") is None, reason="needs liger-kernel")
+@pytest.mark.parametrize("dtype", [BF16, torch.float32], ids=str)
+@pytest.mark.parametrize(("columns", "turned"), [(128, 128), (256, 64)])
+def test_liger_computes_half_split_pairs_of_whole_and_partial_heads(columns, turned, dtype):
+    # Integers: no product or sum is rounded, contracted or not.
+    heads = (5, 2, 5, 2)
+    q, k, dq, dk = (
+        normal(2, 301, count, columns, dtype=dtype, seed=seed).mul(4).round()
+        for seed, count in enumerate(heads)
+    )
+    cos, sin = (t.mul(4).round() for t in tables(2, 301, turned // 2))
+    expected = run_qk(q, k, dq, dk, cos, sin, interleaved=False, rotary_dim=turned)
+    # It writes over what it is given.
+    leaves = [t.clone().requires_grad_() for t in (q, k)]
+    outputs = LIGER.make({"interleaved": False})(*leaves, cos, sin)
+    turned_back = torch.autograd.grad(outputs, leaves, [t.clone() for t in (dq, dk)])
+    found = (*outputs, *turned_back)
+    for name, actual, wanted in zip(("q", "k", "dq", "dk"), found, expected, strict=True):
+        assert torch.equal(actual, wanted), name
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -34,7 +34,8 @@ SCALARS = (
     Scalar("rounding", "separate", choices=("separate", "complex_eager")),
 )
 LIMITS = (Limit(2, "P", "D"),)
-_QWEN_IMAGE = {"H": 24, "D": 128, "P": 64}
+_HEADS = {"H": 24, "D": 128, "P": 64}
+_QWEN_IMAGE = partial(Workload, layouts=("packed", "contiguous"))
 QWEN3_NEXT = partial(Workload, arguments={"rotary_dim": 64}, scalars={"interleaved": False})
 
 OPERATOR = Operator(
@@ -59,14 +60,10 @@ OPERATOR = Operator(
         Claim("gpu_to_gpu", ("y", "dx")),
     ),
     workloads=(
-        Workload(
-            "Qwen-Image, 1024x1024",
-            {"T": 4096, **_QWEN_IMAGE},
-            layouts=("packed", "contiguous"),
-        ),
-        Workload("Qwen-Image, 1664x928", {"T": 6032, **_QWEN_IMAGE}, layouts=("packed",)),
-        Workload("Qwen-Image, 1328x1328", {"T": 6889, **_QWEN_IMAGE}, layouts=("packed",)),
-        Workload("Qwen-Image, 128 tokens of text", {"T": 128, **_QWEN_IMAGE}, layouts=("packed",)),
+        _QWEN_IMAGE("Qwen-Image, 1024x1024", {"T": 4096, **_HEADS}),
+        _QWEN_IMAGE("Qwen-Image, 1664x928", {"T": 6032, **_HEADS}),
+        _QWEN_IMAGE("Qwen-Image, 1328x1328", {"T": 6889, **_HEADS}),
+        _QWEN_IMAGE("Qwen-Image, 128 tokens of text", {"T": 128, **_HEADS}),
         QWEN3_NEXT("query of Qwen3-Next", {"T": 8192, "H": 16, "D": 256, "P": 32}),
         QWEN3_NEXT("key of Qwen3-Next", {"T": 8192, "H": 2, "D": 256, "P": 32}),
     ),

@@ -57,7 +57,7 @@ OPERATOR = replace(
         Workload(
             "Qwen-Image, 128 tokens of text",
             {"T": 128, **_QWEN_IMAGE},
-            layouts=("packed",),
+            layouts=("packed", "contiguous"),
         ),
         QWEN3_NEXT("attention of Qwen3-Next", {"T": 8192, "H": 16, "D": 256, "G": 2, "P": 32}),
     ),

@@ -9,6 +9,7 @@ import torch
 import rlk_rope
 from rlk.bench import variants
 from rlk.compare import assert_same_bits
+from rlk.errors import BackendError
 from rlk_rope import multi_axis_rope, multi_axis_rope_qk
 from rlk_rope.conftest import NEEDS_INTERPRETER
 from rlk_rope.multi_axis_rope_qk import prior_art
@@ -57,3 +58,8 @@ def test_two_calls_of_the_reproduced_schedule_have_the_bits_of_one_launch(batch)
     assert not peer.ours
     for actual, wanted in zip(found, results(multi_axis_rope_qk, *batch, **TOLD), strict=True):
         assert_same_bits(actual, wanted)
+
+
+def test_liger_has_no_adjacent_pairs():
+    with pytest.raises(BackendError, match="half-split pairs alone"):
+        prior_art.LIGER.make({**TOLD, "interleaved": True})
