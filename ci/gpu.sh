@@ -56,6 +56,8 @@ END
 }
 write_metadata "$METADATA" || exit 2
 SOURCES=$(printf '%s:' core/src packages/*/src | sed "s#\([^:]*\):#$PWD/\1:#g")
+# Installed wheels need what the caller's libraries bring, and none of these sources.
+export RLK_CALLERS_PYTHONPATH="${PYTHONPATH:-}"
 export PYTHONPATH="$METADATA:$SOURCES${PYTHONPATH:-}"
 # One thread a process, compilers' helpers included: the parts and the workers of pytest supply the
 # parallelism.
@@ -92,7 +94,7 @@ integration() {
     "$PYTHON" -m pytest -m gpu -n 2 -p no:cacheprovider --durations 5 \
         --junitxml "$OUT/integration.xml" "${files[@]}"
 }
-install() { "$PYTHON" ci/install_gpu.py "${RLK_WHEELS:-dist}" "$OUT/install"; }
+install() { "$PYTHON" ci/install_gpu.py "${RLK_WHEELS:-dist}" "$OUT/install.json"; }
 gates() { "$PYTHON" -m rlk.cli gate "$2" --tier full --backend "$1" --json "$OUT/gates-$1-$2.json"; }
 operators() {
     [ -z "${RLK_GPU_OPERATORS:-}" ] || { printf '%s\n' $RLK_GPU_OPERATORS; return; }

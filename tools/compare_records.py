@@ -19,6 +19,7 @@ KEYS = {
     "rlk.bench/2": ("operator", "size", "layout", "dtype", "variant"),
     "rlk.survey/1": ("operator", "size", "dtype", "variant"),
     "rlk.gate-summary/2": ("operator", "backend", "judgment", "status"),
+    "rlk.install/1": ("operator", "way"),
 }
 # A median moves less than 5 % between runs of one source; three spreads where those are wider.
 NOISE, SPREADS = 0.05, 3.0

@@ -15,7 +15,17 @@ from typing import TypeVar
 from msgspec.structs import replace
 
 from rlk.errors import RlkError
-from rlk.records import Bench, Document, GateSummary, Source, Survey, load_folder, origin, write
+from rlk.records import (
+    Bench,
+    Document,
+    GateSummary,
+    Install,
+    Source,
+    Survey,
+    load_folder,
+    origin,
+    write,
+)
 from rlk.records.document import MACHINE
 
 Rows = TypeVar("Rows", Bench, Survey)
@@ -60,6 +70,10 @@ def published(records: dict[str, Document]) -> dict[str, Document]:
     kept |= {"survey.json": joined("rlk survey", surveys)} if surveys else {}
     benches = [r for r in records.values() if isinstance(r, Bench)]
     kept |= {"bench.json": joined("rlk bench", benches)} if benches else {}
+    installs = [r for r in records.values() if isinstance(r, Install)]
+    if len(installs) > 1:
+        raise RlkError(f"publish: OUT_DIR must hold one run of wheels, got {len(installs)}")
+    kept |= {"install.json": installs[0]} if installs else {}
     return kept
 
 

@@ -13,6 +13,8 @@ from rlk.records import (
     BenchRow,
     GateRow,
     GateSummary,
+    Install,
+    InstallRow,
     Origin,
     Source,
     Survey,
@@ -40,6 +42,13 @@ SURVEY = Survey(
         )
     ],
 )
+INSTALL = Install(
+    origin=ORIGIN,
+    wheels={"rlk_core-1-py3-none-any.whl": "d" * 64},
+    rows=[
+        InstallRow(operator="demo", way="prebuilt", backend="cuda", results=1, digest="e" * 64),
+    ],
+)
 
 
 def gates(judgment, status="passed", origin=ORIGIN, tier="full"):
@@ -65,10 +74,11 @@ def publish(tmp_path):
 
 
 def test_publish_puts_gates_together_and_keeps_the_others(publish, tmp_path):
-    status = publish(a=gates("layout"), b=gates("repeatable", "failed"), survey=SURVEY, bench=BENCH)
-    assert status == 0
+    judged = {"a": gates("layout"), "b": gates("repeatable", "failed")}
+    assert publish(**judged, survey=SURVEY, bench=BENCH, wheels=INSTALL) == 0
     kept = load_folder(tmp_path / "kept")
-    assert kept.keys() == {"gates.json", "survey.json", "bench.json"}
+    assert kept.keys() == {"gates.json", "survey.json", "bench.json", "install.json"}
+    assert kept["install.json"] == INSTALL
     assert [row.judgment for row in kept["gates.json"].rows] == ["layout", "repeatable"]
     assert not kept["gates.json"].passed
     assert kept["bench.json"] == BENCH
@@ -163,6 +173,11 @@ def test_publish_believes_sources_without_history_by_their_digest(
     assert publish(bench=record) == status
     if status == 0:
         assert load_folder(tmp_path / "kept")["bench.json"] == BENCH
+
+
+def test_publish_refuses_two_runs_of_installed_wheels(publish, capsys):
+    assert publish(a=INSTALL, b=INSTALL) == 2
+    assert "must hold one run of wheels, got 2" in capsys.readouterr().err
 
 
 def changed(**values):

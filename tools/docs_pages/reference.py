@@ -11,7 +11,7 @@ from docs_pages.operator_page import NOT_RUN, cell, runs_on
 from rlk.cli import app
 from rlk.manifest import Manifest
 from rlk.operator import CLAIM_WORDS, Operator
-from rlk.records import Bench, GateSummary, Survey
+from rlk.records import Bench, GateSummary, Install, Survey
 from rlk.report.markdown import table
 
 # The GPU generations that users have: a column says `not run` until a record speaks for it.
@@ -101,7 +101,12 @@ def operator_list(operators: Mapping[str, Operator], evidence: Evidence) -> str:
 
 def records(operators: Mapping[str, Operator], evidence: Evidence) -> str:
     """Every record with its machine and sources."""
-    kinds = {Bench: "speed", Survey: "accuracy and invariance", GateSummary: "gates"}
+    kinds = {
+        Bench: "speed",
+        Survey: "accuracy and invariance",
+        GateSummary: "gates",
+        Install: "installed wheels",
+    }
     rows = []
     for path, record in evidence.records.items():
         origin = record.origin
