@@ -99,6 +99,14 @@ def judge_survey(out: Path, name: str) -> tuple[bool, str]:
     return complete and not document["interrupted"] and not differing, text
 
 
+def judge_starved(out: Path, name: str) -> tuple[bool, str]:
+    """Whether the one variant that was asked for by name was tried at every size."""
+    document = json.loads((out / f"{name}.json").read_text())
+    found = Counter(row.get("verdict", "measured") for row in document["rows"])
+    text = ", ".join(f"{count} {verdict}" for verdict, count in sorted(found.items()))
+    return bool(found) and "not applicable" not in found and not document["interrupted"], text
+
+
 def last_line(out: Path, name: str) -> str:
     """The last line of a part's log that says something."""
     lines = (out / f"{name}.log").read_text(errors="replace").splitlines()
@@ -112,6 +120,7 @@ JUDGES: dict[str, Callable[[Path, str], tuple[bool, str]]] = {
     "gates": judge_gates,
     "bench": judge_bench,
     "survey": judge_survey,
+    "starved": judge_starved,
 }
 
 
