@@ -8,6 +8,7 @@ is believed if they have the digests of this checkout, in which nothing but reco
 have changed. Exit status 2, and one sentence, if they do not.
 """
 
+import re
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -150,7 +151,11 @@ def joined(command: str, records: Sequence[Rows]) -> Rows:
             )
         rows[key] = row
     operators = dict.fromkeys(row.operator for row in rows.values())
-    made = replace(records[0].origin, command=" ".join([command, *operators]))
+    # Which numbers of rows were asked for: pages tell those that are missing.
+    words = [word for r in records for word in re.findall(r"--rows[ =]\d+", r.origin.command)]
+    made = replace(
+        records[0].origin, command=" ".join([command, *operators, *dict.fromkeys(words)])
+    )
     return replace(records[0], origin=made, rows=list(rows.values()))
 
 

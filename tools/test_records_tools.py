@@ -148,9 +148,11 @@ def test_publish_joins_what_two_processes_surveyed_of_one_operator(publish, tmp_
 
 
 def test_publish_joins_times_of_one_operator_in_two_dtypes(publish, tmp_path):
-    other = replace(BENCH, rows=[replace(ROW, dtype="float32")])
+    asked = replace(ORIGIN, command="rlk bench demo --rows 7 --jobs 3 --dtype float32")
+    other = replace(BENCH, origin=asked, rows=[replace(ROW, dtype="float32")])
     assert publish(a=BENCH, b=other) == 0
     kept = load_folder(tmp_path / "kept")["bench.json"]
+    assert kept.origin.command == "rlk bench demo --rows 7"
     assert [row.dtype for row in kept.rows] == ["bfloat16", "float32"]
     assert publish(a=BENCH, b=replace(BENCH, rows=[replace(ROW, size="3x4"), ROW])) == 2
 
