@@ -72,7 +72,7 @@ part() {
     local name=$1 start=$SECONDS status
     shift
     # What an earlier run left must not pass for what this one found.
-    rm -f "$OUT/$name".{status,json,xml}
+    rm -f "$OUT/$name".{status,json,xml,limits}
     "$@" >"$OUT/$name.log" 2>&1
     status=$?
     echo "$status $((SECONDS - start))" >"$OUT/$name.status"
