@@ -36,6 +36,8 @@ Rows = TypeVar("Rows", Bench, Survey)
 ROOT = Path(__file__).resolve().parents[1]
 # What publishing itself changes: no source.
 SHOWN = ("docs", "README.md")
+# Kinds of which a run leaves one record, and the file that keeps it.
+SINGLE: dict[type[Document], str] = {Install: "install.json"}
 # The verdict on who was not there.
 ABSENT = "not applicable"
 
@@ -79,10 +81,11 @@ def published(records: dict[str, Document]) -> dict[str, Document]:
     kept |= {"survey.json": joined("rlk survey", surveys)} if surveys else {}
     benches = [r for r in records.values() if isinstance(r, Bench)]
     kept |= {"bench.json": joined("rlk bench", benches)} if benches else {}
-    installs = [r for r in records.values() if isinstance(r, Install)]
-    if len(installs) > 1:
-        raise RlkError(f"publish: OUT_DIR must hold one run of wheels, got {len(installs)}")
-    kept |= {"install.json": installs[0]} if installs else {}
+    for kind, name in SINGLE.items():
+        found = [r for r in records.values() if isinstance(r, kind)]
+        if len(found) > 1:
+            raise RlkError(f"publish: OUT_DIR must hold one record for {name}, got {len(found)}")
+        kept |= {name: found[0]} if found else {}
     return kept
 
 

@@ -245,7 +245,7 @@ def test_publish_never_moves_a_record_to_another_commit(publish, checkout):
 
 def test_publish_refuses_two_runs_of_installed_wheels(publish, capsys):
     assert publish(a=INSTALL, b=INSTALL) == 2
-    assert "must hold one run of wheels, got 2" in capsys.readouterr().err
+    assert "must hold one record for install.json, got 2" in capsys.readouterr().err
 
 
 def changed(**values):
