@@ -6,12 +6,14 @@
 #
 # RLK_GPU_WORKERS is the number of pytest's workers, 8 if unset, and half of how many parts run side
 # by side. RLK_GPU_OPERATORS names the operators that are judged, surveyed and measured, all if
-# unset; RLK_GPU_ROWS further row counts of the benchmark.
+# unset; RLK_GPU_DTYPES the dtypes of the benchmark, bfloat16 if unset; RLK_GPU_ROWS its further row
+# counts.
 #
 # Needs no installation of rlk. `integration` needs transformers and diffusers, `install` a folder
 # of wheels with kernels for this GPU (RLK_WHEELS, dist if unset); both run only when asked for.
-# Each part leaves OUT_DIR/<part>.log and JSON beside it. Exit status 0 all passed, 1 something is
-# red, 2 this machine cannot run it.
+# Each part leaves OUT_DIR/<part>.log and JSON beside it, and replaces only those of its own name: what
+# runs of other parts, operators or dtypes left in OUT_DIR stays. Exit status 0 all passed, 1
+# something is red, 2 this machine cannot run it.
 set -uo pipefail
 
 usage() {
@@ -56,6 +58,8 @@ END
 }
 write_metadata "$METADATA" || exit 2
 SOURCES=$(printf '%s:' core/src packages/*/src | sed "s#\([^:]*\):#$PWD/\1:#g")
+# Installed wheels need what the caller's libraries bring, and none of these sources.
+export RLK_CALLERS_PYTHONPATH="${PYTHONPATH:-}"
 export PYTHONPATH="$METADATA:$SOURCES${PYTHONPATH:-}"
 # One thread a process, compilers' helpers included: the parts and the workers of pytest supply the
 # parallelism.
@@ -67,6 +71,8 @@ export OMP_NUM_THREADS=1 TORCHINDUCTOR_COMPILE_THREADS=1 PYTHONUNBUFFERED=1
 part() {
     local name=$1 start=$SECONDS status
     shift
+    # What an earlier run left must not pass for what this one found.
+    rm -f "$OUT/$name".{status,json,xml,limits}
     "$@" >"$OUT/$name.log" 2>&1
     status=$?
     echo "$status $((SECONDS - start))" >"$OUT/$name.status"
@@ -92,7 +98,7 @@ integration() {
     "$PYTHON" -m pytest -m gpu -n 2 -p no:cacheprovider --durations 5 \
         --junitxml "$OUT/integration.xml" "${files[@]}"
 }
-install() { "$PYTHON" ci/install_gpu.py "${RLK_WHEELS:-dist}" "$OUT/install"; }
+install() { "$PYTHON" ci/install_gpu.py "${RLK_WHEELS:-dist}" "$OUT/install.json"; }
 gates() { "$PYTHON" -m rlk.cli gate "$2" --tier full --backend "$1" --json "$OUT/gates-$1-$2.json"; }
 operators() {
     [ -z "${RLK_GPU_OPERATORS:-}" ] || { printf '%s\n' $RLK_GPU_OPERATORS; return; }
@@ -100,14 +106,25 @@ operators() {
 }
 ptx() { "$PYTHON" tools/check_ptx.py --cuda && "$PYTHON" tools/check_ptx.py --triton; }
 survey() { "$PYTHON" -m rlk.cli survey "$1" --json "$OUT/survey-$1.json"; }
-conventions() { "$PYTHON" -m rlk.bench.conventions $(operators) --json "$OUT/conventions.json"; }
-further_rows() { [ -z "${RLK_GPU_ROWS:-}" ] || printf -- '--rows %s ' $RLK_GPU_ROWS; }
-bench() {
-    "$PYTHON" -m rlk.cli bench $(operators) $(further_rows) --jobs "$WORKERS" --json "$OUT/bench.json"
+STARVED=adaln_mod_projection
+# cuBLAS reads the size of its workspace once, when CUDA starts: a process of its own.
+starved() {
+    CUBLAS_WORKSPACE_CONFIG=:0:0 "$PYTHON" -m rlk.cli survey "$1" \
+        --variant "F.linear, cuBLAS without a workspace" --json "$OUT/starved-$1.json"
 }
+conventions() { "$PYTHON" -m rlk.bench.conventions $(operators) --json "$1"; }
+# An option for each word of a list, which may be empty.
+each() { [ $# -lt 2 ] || printf -- "$1 %s " "${@:2}"; }
+bench() {
+    "$PYTHON" -m rlk.cli bench $(operators) $(each --rows ${RLK_GPU_ROWS:-}) \
+        $(each --dtype ${RLK_GPU_DTYPES:-}) --jobs "$WORKERS" --json "$1"
+}
+# A file of several operators is named after those that were chosen.
+CONVENTIONS=$(printf -- '-%s' conventions ${RLK_GPU_OPERATORS:-})
+BENCH=$(printf -- '-%s' bench ${RLK_GPU_OPERATORS:-} ${RLK_GPU_DTYPES:-})
+CONVENTIONS=${CONVENTIONS#-} BENCH=${BENCH#-}
 exact_grad() { "$PYTHON" -m rlk.exact_grad.overhead --json "$OUT/exact_grad.json"; }
 
-rm -f "$OUT"/*.status "$OUT"/{gates,survey}-*.json "$OUT"/{tests,integration}.xml "$OUT"/{bench,conventions,exact_grad}.json
 NAMES=()
 # Installed wheels bring or compile what they run.
 [ "${PARTS[*]}" = install ] || NAMES+=(build)
@@ -116,7 +133,8 @@ if [ ${#NAMES[@]} -eq 0 ] || part build build; then
     # Bits do not depend on the company a process keeps, times do: what measures runs last and alone.
     for name in "${PARTS[@]}"; do
         case $name in
-            tests | ptx | conventions | integration | install) beside "$name" "$name" ;;
+            tests | ptx | integration | install) beside "$name" "$name" ;;
+            conventions) beside "$CONVENTIONS" conventions "$OUT/$CONVENTIONS.json" ;;
             gates)
                 # Without operators nothing would be judged: "gates" then stays a part that did not
                 # finish.
@@ -130,6 +148,7 @@ if [ ${#NAMES[@]} -eq 0 ] || part build build; then
                 [ ${#found[@]} -gt 0 ] || NAMES+=(survey)
                 for operator in "${found[@]}"; do
                     beside "survey-$operator" survey "$operator"
+                    [ "$operator" != "$STARVED" ] || beside "starved-$operator" starved "$operator"
                 done ;;
             sanitizer)
                 for tool in memcheck racecheck initcheck synccheck; do
@@ -140,11 +159,13 @@ if [ ${#NAMES[@]} -eq 0 ] || part build build; then
         esac
     done
     wait
-    for name in bench exact_grad; do
-        if wanted "$name"; then
-            part "$name" "$name"
-            NAMES+=("$name")
-        fi
-    done
+    if wanted bench; then
+        part "$BENCH" bench "$OUT/$BENCH.json"
+        NAMES+=("$BENCH")
+    fi
+    if wanted exact_grad; then
+        part exact_grad exact_grad
+        NAMES+=(exact_grad)
+    fi
 fi
 "$PYTHON" ci/gpu_report.py table "$OUT" "${NAMES[@]}"

@@ -12,7 +12,17 @@ import xml.etree.ElementTree as ElementTree
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+if TYPE_CHECKING:
+    from rlk.records import Bench
+
+ROOT = Path(__file__).resolve().parents[1]
+RECORDS = ROOT / "docs" / "records"
+# Records are compared there; rlk is imported where a judgment needs it, to name what is missing.
+sys.path.append(str(ROOT / "tools"))
+# What a row of conventions says of a library that is absent.
+NOT_INSTALLED = "not installed"
 # What a machine may lack: hardware, or a library that only an older transformers builds on.
 PERMITTED_SKIPS = ("needs a second GPU", "needs flash-linear-attention")
 
@@ -73,14 +83,45 @@ def judge_gates(out: Path, name: str) -> tuple[bool, str]:
 
 
 def judge_bench(out: Path, name: str) -> tuple[bool, str]:
-    """Whether our backends were measured at every size; speed itself is for the reader."""
-    document = json.loads((out / f"{name}.json").read_text())
-    keys = ("operator", "size", "layout", "dtype")
-    sizes = {tuple(row[key] for key in keys) for row in document["rows"]}
-    measured = [row["variant"] for row in document["rows"] if "both_ratio" in row]
-    complete = bool(sizes) and all(measured.count(b) == len(sizes) for b in ("cuda", "triton"))
-    text = f"{len(sizes)} sizes, {len(document['rows'])} rows on {document['origin']['device']}"
-    return complete and not document["interrupted"], text
+    """Whether our backends were measured at every size, and no ratio of a kept record is lost."""
+    import bench_limits
+
+    from rlk import registry
+    from rlk.records import Bench, decode
+
+    record = decode((out / f"{name}.json").read_bytes(), name)
+    if not isinstance(record, Bench):
+        raise ValueError(f"{name}.json must be a record of rlk bench, got {type(record).__name__}")
+    sizes = {(row.operator, row.size, row.layout, row.dtype) for row in record.rows}
+    measured = [row.variant for row in record.rows if row.both_ratio is not None]
+    complete = bool(sizes) and all(measured.count(b) == len(sizes) for b in bench_limits.OURS)
+    first = {
+        operator.name: next(b.name for b in operator.backends if b.name in bench_limits.OURS)
+        for operator in registry.operators().values()
+    }
+    verdicts = bench_limits.verdicts(record, bench_limits.load(), first)
+    lost = lost_speed(record)
+    lines = [*(verdict.text for verdict in verdicts), *(f"lost    {line}" for line in lost)]
+    (out / f"{name}.limits").write_text("".join(f"{line}\n" for line in lines))
+    text = f"{len(sizes)} sizes, {len(record.rows)} rows on {record.origin.device}"
+    text += f"; {bench_limits.counted(verdicts)}; {len(lost)} losses"
+    return complete and not record.interrupted and not lost, text
+
+
+def lost_speed(record: "Bench") -> list[str]:
+    """Ratios that have grown since the records that are kept of this GPU."""
+    from compare_records import losses
+
+    from rlk.records import Bench, load_folder
+
+    kept = load_folder(RECORDS).items()
+    benches = [(path, found) for path, found in kept if isinstance(found, Bench)]
+    return [
+        f"{line}, {path}"
+        for path, before in benches
+        if before.origin.device == record.origin.device
+        for line in losses(before, record)
+    ]
 
 
 def judge_survey(out: Path, name: str) -> tuple[bool, str]:
@@ -99,6 +140,25 @@ def judge_survey(out: Path, name: str) -> tuple[bool, str]:
     return complete and not document["interrupted"] and not differing, text
 
 
+def judge_conventions(out: Path, name: str) -> tuple[bool, str]:
+    """Whether every other function was compared whose library is installed."""
+    rows = json.loads((out / f"{name}.json").read_text())["rows"]
+    lacks = [(row["other"], row.get("missing")) for row in rows]
+    absent = sum(why == NOT_INSTALLED for _, why in lacks)
+    failed = [f"{other}: {why}" for other, why in lacks if why not in (None, NOT_INSTALLED)]
+    text = f"{len(rows)} rows, {absent} {NOT_INSTALLED}, {len(failed)} failed"
+    text += f"; {failed[0]}" if failed else ""
+    return absent < len(rows) and not failed, text
+
+
+def judge_starved(out: Path, name: str) -> tuple[bool, str]:
+    """Whether the one variant that was asked for by name was tried at every size."""
+    document = json.loads((out / f"{name}.json").read_text())
+    found = Counter(row.get("verdict", "measured") for row in document["rows"])
+    text = ", ".join(f"{count} {verdict}" for verdict, count in sorted(found.items()))
+    return bool(found) and "not applicable" not in found and not document["interrupted"], text
+
+
 def last_line(out: Path, name: str) -> str:
     """The last line of a part's log that says something."""
     lines = (out / f"{name}.log").read_text(errors="replace").splitlines()
@@ -112,6 +172,8 @@ JUDGES: dict[str, Callable[[Path, str], tuple[bool, str]]] = {
     "gates": judge_gates,
     "bench": judge_bench,
     "survey": judge_survey,
+    "starved": judge_starved,
+    "conventions": judge_conventions,
 }
 
 
@@ -121,10 +183,12 @@ def row(out: Path, name: str) -> tuple[bool, str, str, str]:
         status, seconds = (out / f"{name}.status").read_text().split()
     except OSError:
         return False, name, "-", "did not finish"
+    from rlk.errors import RlkError
+
     try:
         judge = JUDGES.get(name.split("-")[0], lambda out, name: (True, last_line(out, name)))
         passed, text = judge(out, name)
-    except (OSError, ValueError, KeyError, ElementTree.ParseError) as error:
+    except (OSError, ValueError, KeyError, RlkError, ElementTree.ParseError) as error:
         passed, text = False, f"{type(error).__name__}: {error}; {last_line(out, name)}"
     if status != "0" and passed:
         text = f"exit status {status}: {last_line(out, name)}"
@@ -134,6 +198,12 @@ def row(out: Path, name: str) -> tuple[bool, str, str, str]:
 def table(out: Path, names: Sequence[str]) -> int:
     """Print a line for each part; 0 if all passed."""
     rows = [row(out, name) for name in names]
+    for name in names:
+        told = out / f"{name}.limits"
+        lines = told.read_text().splitlines() if told.exists() else []
+        for line in lines:
+            if not line.startswith("not measured"):
+                print(line)
     for passed, name, seconds, text in rows:
         print(f"{'PASS' if passed else 'FAIL'}  {name:<36}{seconds:>5} s  {text[:200]}")
     return 0 if all(passed for passed, *_ in rows) else 1

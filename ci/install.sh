@@ -7,10 +7,12 @@
 # Builds wheels of core and all packages into a wheelhouse, unless one is given, and installs
 # rlk-qwenimage from it into an empty environment; no compiler is on PATH there. Checks what came
 # with it, that pip finds no conflict, the time of an import, a call on the CPU and a short gate.
+# Then installs both from the checkout, which must bring the sources that the wheels hold.
 # Exit status 0 all as it should be, 1 something is not.
 set -euo pipefail
 WHEELS=${1:+$(cd "$1" && pwd)}
 cd "$(dirname "$0")/.."
+CHECKOUT=$PWD
 
 PYTHON=${PYTHON:-python3}
 TORCH=${TORCH:-2.13.0}
@@ -82,3 +84,16 @@ require(done.returncode == 0 and not failed, f"short gates: {len(records)} recor
 doctor = subprocess.run(["rlk", "doctor"])
 require(doctor.returncode == 0, "rlk doctor")
 END
+
+# The same from the checkout, in place of the wheels.
+sources() { python -c "from rlk.environment import digests; print(*sorted(digests().items()))"; }
+installed=$(sources)
+pip uninstall -q -y rlk-core rlk-qwenimage
+(cd "$CHECKOUT" && pip install -q ./core ./packages/rlk-qwenimage)
+pip check
+# Wheels that were handed over may be of other sources.
+if [ $# -eq 0 ] && [ "$(sources)" != "$installed" ]; then
+    echo "FAILED: the checkout must install what its wheels hold, got $(sources) and $installed"
+    exit 1
+fi
+echo "ok: pip install ./core ./packages/rlk-qwenimage"

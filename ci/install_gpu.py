@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Installed wheels on a GPU, outside the checkout: prebuilt, compiled here, and Triton's kernels.
 
-    python ci/install_gpu.py WHEELS OUT_DIR [--device cpu]
+    python ci/install_gpu.py WHEELS RECORD [--device cpu]
 
 Installs the wheels of a folder three times, without network: as they are with nvcc hidden, with
 the prebuilt kernels removed, and with both. Every operator runs forward and backward, eager and
 compiled, and must give the same bytes in all three. On a CPU, which a dry run may name, golden
 computes and only the installations differ. Exit status 0 all equal, 1 something is not, 2 usage.
+
+What the wheels require beside rlk comes from this Python and from the caller's PYTHONPATH, which
+RLK_CALLERS_PYTHONPATH holds where a script has put sources in front; rlk itself from the wheels.
 """
 
 import hashlib
@@ -15,6 +18,8 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -28,32 +33,70 @@ WAYS = {
 DTYPES = ("float32", "bfloat16", "float16")
 
 
-def main(wheels: Path, out: Path, device: str) -> int:
+def main(wheels: Path, record: Path, device: str) -> int:
     """Install, run and compare; the exit status."""
     found = sorted(wheels.glob("rlk_*.whl"))
     if not any("manylinux" in wheel.name for wheel in found):
         print(f"install_gpu: {wheels} must hold wheels with kernels, got {[w.name for w in found]}")
         return 2
-    sites = {way: install(found, out / way, prebuilt) for way, (prebuilt, *_) in WAYS.items()}
-    # Threads: each waits for a process of its own.
-    with ThreadPoolExecutor(len(WAYS)) as pool:
-        waiting = {way: pool.submit(run, sites[way], way, device) for way in WAYS}
-        results = {way: future.result() for way, future in waiting.items()}
-    red = 0
-    for case, first in results["prebuilt"].items():
-        for way, others in results.items():
-            if others.get(case) != first:
-                red += 1
-                print(f"{case}: {way} must equal prebuilt, got {others.get(case)}, {first}")
+    with tempfile.TemporaryDirectory() as folder:
+        work = Path(folder)
+        sites = {way: install(found, work / way, prebuilt) for way, (prebuilt, *_) in WAYS.items()}
+        # Threads: each waits for a process of its own.
+        with ThreadPoolExecutor(len(WAYS)) as pool:
+            waiting = {way: pool.submit(run, sites[way], way, device) for way in WAYS}
+            runs = {way: future.result() for way, future in waiting.items()}
+    results = {way: one["results"] for way, one in runs.items()}
+    lines = differing(results)
+    print(*lines, sep="\n" if lines else "", end="\n" if lines else "")
+    content = {
+        "schema": "rlk.install/1",
+        "origin": runs["prebuilt"]["origin"],
+        "wheels": {wheel.name: sha256(wheel.read_bytes()) for wheel in found},
+        "rows": [row for way, one in results.items() for row in rows(way, device, one)],
+    }
+    record.write_text(json.dumps(content, indent=1) + "\n")
     count = len(results["prebuilt"])
-    (out / "install.json").write_text(json.dumps(results, indent=1))
-    print(f"{count} results of each of {', '.join(results)}: {red} differ")
-    return 1 if red or not count else 0
+    print(f"{count} results of each of {', '.join(results)}: {len(lines)} differ")
+    return 1 if lines or not count else 0
+
+
+def differing(results: Mapping[str, Mapping[str, str]]) -> list[str]:
+    """A line for each result that a way lacks, has alone, or has with other bytes."""
+    first = results["prebuilt"]
+    return [
+        f"{case}: {way} must equal prebuilt, got {others.get(case)}, {first.get(case)}"
+        for way, others in results.items()
+        for case in sorted({*first, *others})
+        if others.get(case) != first.get(case)
+    ]
+
+
+def rows(way: str, device: str, results: Mapping[str, str]) -> list[dict[str, Any]]:
+    """A row for each operator: how many results it gave, and one digest of all of them."""
+    operators: dict[str, list[str]] = {}
+    for case, digest in results.items():
+        operators.setdefault(case.partition("/")[0], []).append(f"{case} {digest}\n")
+    backend = backend_of(way, device)
+    return [
+        {"operator": name, "way": way, "backend": backend, "results": len(lines),
+         "digest": sha256("".join(lines).encode())}
+        for name, lines in operators.items()
+    ]  # fmt: skip
+
+
+def sha256(data: bytes) -> str:
+    """In hexadecimal digits."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def backend_of(way: str, device: str) -> str:
+    """The backend that must run."""
+    return "golden" if device == "cpu" else WAYS[way][2]
 
 
 def install(wheels: list[Path], folder: Path, prebuilt: bool) -> Path:
     """A folder to import from, which holds the wheels alone."""
-    shutil.rmtree(folder, ignore_errors=True)
     site = folder / "site"
     options = ["--quiet", "--no-index", "--no-deps", "--target", str(site)]
     command = [sys.executable, "-m", "pip", "install", *options, *map(str, wheels)]
@@ -66,16 +109,17 @@ def install(wheels: list[Path], folder: Path, prebuilt: bool) -> Path:
     return site
 
 
-def run(site: Path, way: str, device: str) -> dict[str, str]:
-    """What a process of this installation computes: digests by operator, dtype, mode, tensor."""
-    _, nvcc, backend = WAYS[way]
-    backend = "golden" if device == "cpu" else backend
+def run(site: Path, way: str, device: str) -> dict[str, Any]:
+    """What a process of this installation computes, and where: digests by tensor, the origin."""
+    nvcc = WAYS[way][1]
+    callers = os.environ.get("RLK_CALLERS_PYTHONPATH", os.environ.get("PYTHONPATH", ""))
     environment = dict(os.environ)
+    environment["PYTHONPATH"] = os.pathsep.join([str(site), *filter(None, [callers])])
+    environment["RLK_CACHE_DIR"] = str(site.parent / "cache")
     # Triton brings a ptxas of its own; nothing else of the toolkit is needed without nvcc.
-    environment |= {"PYTHONPATH": str(site), "RLK_CACHE_DIR": str(site.parent / "cache")}
     if not nvcc:
         environment["CUDA_HOME"] = str(site.parent / "no-toolkit")
-    command = [sys.executable, __file__, "--run", way, backend, device]
+    command = [sys.executable, __file__, "--run", way, backend_of(way, device), device]
     done = subprocess.run(command, cwd=site.parent, env=environment, stdout=subprocess.PIPE)
     if done.returncode != 0:
         raise SystemExit(f"install_gpu: the run {way} ended with status {done.returncode}")
@@ -83,20 +127,21 @@ def run(site: Path, way: str, device: str) -> dict[str, str]:
 
 
 def child(way: str, backend: str, device: str) -> None:
-    """Run every operator of this process's installation and print the digests."""
+    """Run every operator of this process's installation and print digests and origin."""
+    import msgspec
     import torch
 
     import rlk
-    from rlk import cli, dispatch, registry
-    from rlk.cli.public_run import run as run_public
+    from rlk import dispatch, records, registry
     from rlk.cuda import build, cache, kernels, launch, prebuilt, toolchain
 
-    inside = Path(rlk.__file__).resolve().is_relative_to(Path.cwd().resolve())
-    require(inside, f"rlk must come from the installation, got {rlk.__file__}")
+    require_installed(rlk.__name__)
     keeps, nvcc, _ = WAYS[way]
     require(nvcc or toolchain.nvcc_missing() is not None, "nvcc must be hidden")
     arch = launch.device_arch(0) if device == "cuda" else "sm_90"
     operators = {o.name: o for o in registry.operators().values() if o.backend(backend)}
+    for package in {o.package for o in operators.values()}:
+        require_installed(package)
     sources: dict[Path, Any] = {}
     for operator in operators.values():
         row = operator.backend(kernels.BACKEND)
@@ -114,6 +159,21 @@ def child(way: str, backend: str, device: str) -> None:
         auto = dispatch.choose(operator, torch.device(device), dispatch.AUTO).backend.name
         wanted = "triton" if way == "triton" else operator.backends[0].name
         require(auto == wanted, f"{operator.name}: auto must choose {wanted}, got {auto}")
+    results = computed(operators, backend, device)
+    held = len(list(cache.entries()))
+    count = 0 if device == "cpu" or not nvcc else len(sources)
+    require(held == count, f"{build.cache_folder()} must hold {count} binaries, got {held}")
+    made = records.origin(command="ci/install_gpu.py")
+    print(json.dumps({"results": results, "origin": msgspec.to_builtins(made)}))
+
+
+def computed(operators: Mapping[str, Any], backend: str, device: str) -> dict[str, str]:
+    """Digests by operator, dtype, mode and tensor; compiled ones must equal eager ones."""
+    import torch
+
+    from rlk import cli, registry
+    from rlk.cli.public_run import run as run_public
+
     results = {}
     exported = registry.public_function
     for name, operator in operators.items():
@@ -134,10 +194,14 @@ def child(way: str, backend: str, device: str) -> None:
     for key, digest in results.items():
         eager = results[key.replace("/compiled/", "/eager/")]
         require(digest == eager, f"{key} must equal eager, got {digest}, {eager}")
-    held = len(list(cache.entries()))
-    count = 0 if device == "cpu" or not nvcc else len(sources)
-    require(held == count, f"{build.cache_folder()} must hold {count} binaries, got {held}")
-    print(json.dumps(results))
+    return results
+
+
+def require_installed(name: str) -> None:
+    """End this process unless a module is of its installation, which its folder holds."""
+    file = str(sys.modules[name].__file__)
+    inside = Path(file).resolve().is_relative_to(Path.cwd().resolve())
+    require(inside, f"{name} must come from the installation, got {file}")
 
 
 def require(holds: bool, what: str) -> None:

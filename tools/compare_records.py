@@ -7,7 +7,7 @@ sources are named, and are no difference by themselves.
 """
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,12 @@ KEYS = {
     "rlk.survey/1": ("operator", "size", "dtype", "variant"),
     "rlk.exact-grad/1": ("operator", "size", "dtype"),
     "rlk.gate-summary/2": ("operator", "backend", "judgment", "status"),
+    "rlk.install/1": ("operator", "way"),
 }
 # A median moves less than 5 % between runs of one source; three spreads where those are wider.
 NOISE, SPREADS = 0.05, 3.0
+# A ratio that grows by a tenth, and by more than the noise of both runs, is a loss.
+LOSS = 0.10
 TIMES = ("forward_us", "backward_us", "both_us", "rounding_us", "exact_us")
 # What follows from times, or is the host's.
 DERIVED = {
@@ -77,6 +80,43 @@ def _values(name: str, a: Any, b: Any, timed: bool) -> Iterator[str]:
                 yield f"{name}: {field} {x:g} -> {y:g}{change}"
             continue
         yield f"{name}: {field} {x} -> {y}"
+
+
+def losses(before: Bench, after: Bench) -> Iterator[str]:
+    """A line for each ratio of ours, to the floor or to a named peer, that has grown too much.
+
+    Ratios are of one run, and so free of clocks and heat that differ between two. A peer of another
+    version is another peer.
+    """
+    earlier, later = (_rows(record, KEYS["rlk.bench/2"]) for record in (before, after))
+    for key in sorted(earlier.keys() & later.keys()):
+        if not later[key].ours:
+            continue
+        for other in sorted(_beside(key, earlier) & _beside(key, later)):
+            pairs = [(rows[key], rows[other]) for rows in (earlier, later)]
+            if other[-1] != "floor" and pairs[0][1].version != pairs[1][1].version:
+                continue
+            for what in ("forward_us", "both_us"):
+                yield from _loss(f"{' '.join(key)}: {what[:-3]} / {other[-1]}", what, *pairs)
+
+
+def _beside(key: tuple[str, ...], rows: Mapping[tuple[str, ...], Any]) -> set[tuple[str, ...]]:
+    """The floor and the other libraries at the place of a row."""
+    return {other for other in rows if other[:-1] == key[:-1] and not rows[other].ours}
+
+
+def _loss(name: str, what: str, before: tuple[Any, Any], after: tuple[Any, Any]) -> Iterator[str]:
+    ratios, noise = [], 0.0
+    for mine, other in (before, after):
+        time, reference = getattr(mine, what), getattr(other, what)
+        if not time or not reference:
+            return
+        ratios.append(time / reference)
+        spread = (mine.forward_spread_us or 0.0) + (mine.backward_spread_us or 0.0)
+        noise = max(noise, SPREADS * spread / time)
+    x, y = ratios
+    if y / x - 1 > max(LOSS, noise):
+        yield f"{name} {x:.3g} -> {y:.3g} ({100 * (y / x - 1):+.1f} %)"
 
 
 def main(arguments: list[str]) -> int:

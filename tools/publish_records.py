@@ -2,16 +2,20 @@
 """Keep what runs of ci/gpu.sh found: python tools/publish_records.py OUT_DIR docs/records/GPU
 
 Reports of gates are counted and put together; so are records of survey, and of bench, that share
-the operators among them. All must come from committed sources, and from the same ones: a machine
-that had them without their history is believed if they have the digests of this clean checkout.
-Exit status 2, and one sentence, if they do not.
+operators, dtypes or variants among them: who was not there in one run may be in another. All must
+come from committed sources, and from the same ones: a machine that had them without their history
+is believed if they have the digests of this checkout, in which nothing but records and pages may
+have changed. Exit status 2, and one sentence, if they do not.
 """
 
+import re
+import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from compare_records import KEYS
 from msgspec.structs import replace
 
 from rlk.errors import RlkError
@@ -21,6 +25,7 @@ from rlk.records import (
     Document,
     ExactGrad,
     GateSummary,
+    Install,
     Source,
     Survey,
     load_folder,
@@ -30,6 +35,17 @@ from rlk.records import (
 from rlk.records.document import MACHINE
 
 Rows = TypeVar("Rows", Bench, Survey)
+ROOT = Path(__file__).resolve().parents[1]
+# What publishing itself changes: no source.
+SHOWN = ("docs", "README.md")
+# Kinds of which a run leaves one record, and the file that keeps it.
+SINGLE: dict[type[Document], str] = {
+    Conventions: "conventions.json",
+    ExactGrad: "exact_grad.json",
+    Install: "install.json",
+}
+# The verdict on who was not there.
+ABSENT = "not applicable"
 
 
 def published(records: dict[str, Document]) -> dict[str, Document]:
@@ -41,7 +57,7 @@ def published(records: dict[str, Document]) -> dict[str, Document]:
     """
     if not records:
         raise RlkError("publish: OUT_DIR must hold records, got none")
-    here = origin().packages
+    here = sources_here()
     records = {path: with_commit(record, here) for path, record in records.items()}
     first = next(iter(records.values())).origin
     for path, record in records.items():
@@ -71,7 +87,7 @@ def published(records: dict[str, Document]) -> dict[str, Document]:
     kept |= {"survey.json": joined("rlk survey", surveys)} if surveys else {}
     benches = [r for r in records.values() if isinstance(r, Bench)]
     kept |= {"bench.json": joined("rlk bench", benches)} if benches else {}
-    for kind, name in ((Conventions, "conventions.json"), (ExactGrad, "exact_grad.json")):
+    for kind, name in SINGLE.items():
         found = [r for r in records.values() if isinstance(r, kind)]
         if len(found) > 1:
             raise RlkError(f"publish: OUT_DIR must hold one record for {name}, got {len(found)}")
@@ -79,8 +95,31 @@ def published(records: dict[str, Document]) -> dict[str, Document]:
     return kept
 
 
+def sources_here() -> dict[str, Source]:
+    """The sources of this checkout; records and pages that have changed make them no other ones."""
+    packages = origin().packages
+    besides = [f":(exclude){path}" for path in SHOWN]
+    changed, head = git("status", "--porcelain", "--", ".", *besides), git("rev-parse", "HEAD")
+    if changed != "":
+        return packages
+    return {
+        name: replace(source, dirty=False) if source.commit == head else source
+        for name, source in packages.items()
+    }
+
+
+def git(*arguments: str) -> str | None:
+    """What git says of this checkout, or None where it has no history."""
+    command = ["git", "--no-optional-locks", "-C", str(ROOT), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
 def with_commit(record: Document, here: Mapping[str, Source]) -> Document:
-    """A record whose sources, without a commit of their own, have that of equal ones here.
+    """A record whose sources have the commit of equal ones here.
+
+    Those without a commit of their own, and those of this commit beside other changes: the digest
+    says that none of these was one of sources.
 
     Args:
         record: of any machine.
@@ -89,7 +128,7 @@ def with_commit(record: Document, here: Mapping[str, Source]) -> Document:
 
     def known(name: str, source: Source) -> Source:
         mine = here.get(name)
-        if source.commit is not None or mine is None or mine.dirty is not False:
+        if mine is None or mine.dirty is not False or source.commit not in (None, mine.commit):
             return source
         equal = source.digest is not None and source.digest == mine.digest
         return replace(source, commit=mine.commit, dirty=False) if equal else source
@@ -99,31 +138,56 @@ def with_commit(record: Document, here: Mapping[str, Source]) -> Document:
 
 
 def joined(command: str, records: Sequence[Rows]) -> Rows:
-    """One record of several that share the operators among them.
+    """One record of several that share operators, dtypes or variants among them.
 
     Raises:
-        RlkError: they were made in unlike ways, or two of them have an operator.
+        RlkError: they were made in unlike ways, or two of them have tried the same.
     """
     if len(records) == 1:
         return records[0]
     ways = {r.method if isinstance(r, Bench) else f"seed {r.seed}" for r in records}
     if len(ways) > 1:
         raise RlkError(f"publish: records of {command} must be made in one way, got {sorted(ways)}")
-    operators = [name for r in records for name in dict.fromkeys(row.operator for row in r.rows)]
-    twice = next((name for name in operators if operators.count(name) > 1), None)
-    if twice is not None:
-        raise RlkError(f"publish: {command} must have measured {twice} once, got two records")
-    made = replace(records[0].origin, command=" ".join([command, *operators]))
-    return replace(records[0], origin=made, rows=[row for r in records for row in r.rows])
+    keys = KEYS[str(records[0].__struct_config__.tag)]
+    rows: dict[tuple[str, ...], Any] = {}
+    for row in (row for record in records for row in record.rows):
+        key = tuple(str(getattr(row, name)) for name in keys)
+        if row.verdict == ABSENT and key in rows:
+            continue
+        if key in rows and rows[key].verdict != ABSENT:
+            raise RlkError(
+                f"publish: {command} must have measured {' '.join(key)} once, got two records"
+            )
+        rows[key] = row
+    operators = dict.fromkeys(row.operator for row in rows.values())
+    # Which numbers of rows were asked for: pages tell those that are missing.
+    words = [word for r in records for word in re.findall(r"--rows[ =]\d+", r.origin.command)]
+    made = replace(
+        records[0].origin, command=" ".join([command, *operators, *dict.fromkeys(words)])
+    )
+    return replace(records[0], origin=made, rows=list(rows.values()))
 
 
 def together(gates: Sequence[GateSummary]) -> GateSummary:
-    """One summary of several, which must be of one tier and seed."""
+    """One summary of several.
+
+    Raises:
+        RlkError: they are not of one tier and seed, or two have judged the same.
+    """
     kinds = {(summary.tier, summary.seed) for summary in gates}
     if len(kinds) > 1:
         raise RlkError(
             f"publish: reports of gates must be of one tier and seed, got {sorted(kinds)}"
         )
+    judged: set[tuple[str, ...]] = set()
+    for summary in gates:
+        here = {(row.operator, row.backend, row.judgment) for row in summary.rows}
+        for operator, backend, judgment in sorted(here & judged):
+            raise RlkError(
+                f"publish: reports of gates must have judged {operator} on {backend} by {judgment} "
+                "once, got two"
+            )
+        judged |= here
     return GateSummary(
         origin=gates[0].origin,
         tier=gates[0].tier,

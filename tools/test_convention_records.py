@@ -31,7 +31,7 @@ def test_publish_keeps_the_count_beside_other_records(tmp_path):
 
 def test_publish_of_two_counts_is_refused(tmp_path, capsys):
     assert publish(tmp_path, a=COUNTED, b=COUNTED) == 2
-    assert "must hold one count of conventions, got 2" in capsys.readouterr().err
+    assert "must hold one record for conventions.json, got 2" in capsys.readouterr().err
 
 
 def test_compare_of_counts_tells_every_element_more():

@@ -2,6 +2,7 @@
 """Which records may be kept, and what counts as a difference between two."""
 
 import shutil
+import subprocess
 
 import compare_records
 import publish_records
@@ -15,6 +16,8 @@ from rlk.records import (
     ExactGradRow,
     GateRow,
     GateSummary,
+    Install,
+    InstallRow,
     Origin,
     Source,
     Survey,
@@ -40,6 +43,13 @@ SURVEY = Survey(
         SurveyRow(
             operator="demo", size="1x2", dtype="bfloat16", variant="cuda", rows_alone={"y": 0}
         )
+    ],
+)
+INSTALL = Install(
+    origin=ORIGIN,
+    wheels={"rlk_core-1-py3-none-any.whl": "d" * 64},
+    rows=[
+        InstallRow(operator="demo", way="prebuilt", backend="cuda", results=1, digest="e" * 64),
     ],
 )
 
@@ -80,11 +90,12 @@ def publish(tmp_path):
 
 
 def test_publish_puts_gates_together_and_keeps_the_others(publish, tmp_path):
-    both = {"a": gates("layout"), "b": gates("repeatable", "failed")}
-    assert publish(**both, survey=SURVEY, bench=BENCH, cost=COST) == 0
+    judged = {"a": gates("layout"), "b": gates("repeatable", "failed")}
+    assert publish(**judged, survey=SURVEY, bench=BENCH, wheels=INSTALL, cost=COST) == 0
     kept = load_folder(tmp_path / "kept")
-    assert kept.keys() == {"gates.json", "survey.json", "bench.json", "exact_grad.json"}
-    assert kept["exact_grad.json"] == COST
+    single = {"install.json": INSTALL, "exact_grad.json": COST}
+    assert kept.keys() == {"gates.json", "survey.json", "bench.json", *single}
+    assert {name: kept[name] for name in single} == single
     assert [row.judgment for row in kept["gates.json"].rows] == ["layout", "repeatable"]
     assert not kept["gates.json"].passed
     assert kept["bench.json"] == BENCH
@@ -134,6 +145,40 @@ def of_operator(name, record):
     return replace(record, rows=[replace(row, operator=name) for row in record.rows])
 
 
+def of_variant(variant, **changes):
+    return replace(SURVEY, rows=[replace(SURVEY.rows[0], variant=variant, **changes)])
+
+
+def test_publish_joins_what_two_processes_surveyed_of_one_operator(publish, tmp_path):
+    absent = of_variant("starved", verdict="not applicable", reason="it needs a setting")
+    first = replace(SURVEY, rows=SURVEY.rows + absent.rows)
+    measured = of_variant("starved")
+    for order in ((first, measured), (measured, first)):
+        assert publish(**dict(zip("ab", order, strict=True))) == 0
+        kept = load_folder(tmp_path / "kept")["survey.json"]
+        assert {row.variant: row.verdict for row in kept.rows} == {
+            "cuda": "measured",
+            "starved": "measured",
+        }
+        assert kept.origin.command == "rlk survey demo"
+
+
+def test_publish_joins_times_of_one_operator_in_two_dtypes(publish, tmp_path):
+    asked = replace(ORIGIN, command="rlk bench demo --rows 7 --jobs 3 --dtype float32")
+    other = replace(BENCH, origin=asked, rows=[replace(ROW, dtype="float32")])
+    assert publish(a=BENCH, b=other) == 0
+    kept = load_folder(tmp_path / "kept")["bench.json"]
+    assert kept.origin.command == "rlk bench demo --rows 7"
+    assert [row.dtype for row in kept.rows] == ["bfloat16", "float32"]
+    assert publish(a=BENCH, b=replace(BENCH, rows=[replace(ROW, size="3x4"), ROW])) == 2
+
+
+def test_publish_refuses_two_reports_of_one_judgment(publish, capsys):
+    assert publish(a=gates("layout"), b=gates("layout", "failed")) == 2
+    words = "must have judged demo on cuda by layout once, got two"
+    assert words in capsys.readouterr().err
+
+
 def test_publish_joins_records_that_share_the_operators(publish, tmp_path):
     surveys = {name: of_operator(name, SURVEY) for name in ("a", "b")}
     assert publish(**surveys, c=of_operator("c", BENCH), d=of_operator("d", BENCH)) == 0
@@ -146,7 +191,7 @@ def test_publish_joins_records_that_share_the_operators(publish, tmp_path):
 @pytest.mark.parametrize(
     ("other", "words"),
     [
-        (SURVEY, "rlk survey must have measured demo once"),
+        (SURVEY, "rlk survey must have measured demo 1x2 bfloat16 cuda once"),
         (replace(of_operator("b", SURVEY), seed=2), "must be made in one way"),
         (
             replace(of_operator("b", SURVEY), origin=replace(ORIGIN, device="another")),
@@ -159,26 +204,64 @@ def test_publish_refuses_to_join_what_is_no_part_of_one_run(publish, capsys, oth
     assert words in capsys.readouterr().err
 
 
+@pytest.fixture
+def checkout(monkeypatch, tmp_path):
+    """Has this checkout be of some source, at its commit, with some files changed since."""
+
+    def be(source, *changed):
+        root = tmp_path / "checkout"
+        shutil.rmtree(root, ignore_errors=True)
+        for path in ("docs/records/a.json", "README.md", "core/a.py"):
+            (root / path).parent.mkdir(parents=True, exist_ok=True)
+            (root / path).write_text("before")
+        settings = ["-c", "user.name=a", "-c", "user.email=a@b"]
+        for words in (["init", "-q"], ["add", "."], [*settings, "commit", "-qm", "all"]):
+            subprocess.run(["git", *words], cwd=root, check=True)
+        for path in changed:
+            (root / path).write_text("after")
+        monkeypatch.setattr(publish_records, "ROOT", root)
+        head = publish_records.git("rev-parse", "HEAD")
+        source = replace(source, commit=source.commit and head, dirty=bool(changed))
+        here = replace(ORIGIN, packages={"rlk-core": source})
+        monkeypatch.setattr(publish_records, "origin", lambda: here)
+        return head
+
+    return be
+
+
 @pytest.mark.parametrize(
-    ("here", "status"),
+    ("here", "changed", "status"),
     [
-        (SOURCE, 0),
-        (replace(SOURCE, dirty=True), 2),
-        (replace(SOURCE, digest="c" * 64), 2),
-        (replace(SOURCE, commit=None, dirty=None), 2),
+        (SOURCE, [], 0),
+        (SOURCE, ["docs/records/a.json", "docs/records/new.json", "README.md"], 0),
+        (SOURCE, ["docs/records/a.json", "core/a.py"], 2),
+        (SOURCE, ["core/new.py"], 2),
+        (replace(SOURCE, digest="c" * 64), [], 2),
+        (replace(SOURCE, commit=None), [], 2),
     ],
 )
-def test_publish_believes_sources_without_history_by_their_digest(
-    publish, monkeypatch, tmp_path, here, status
+@pytest.mark.parametrize("known", [False, True], ids=["no history", "a dirty tree"])
+def test_publish_believes_sources_by_their_digest(
+    publish, checkout, tmp_path, here, changed, status, known
 ):
-    monkeypatch.setattr(
-        publish_records, "origin", lambda: replace(ORIGIN, packages={"rlk-core": here})
-    )
-    bare = replace(SOURCE, commit=None, dirty=None)
-    record = replace(BENCH, origin=replace(ORIGIN, packages={"rlk-core": bare}))
+    head = checkout(here, *changed)
+    made = replace(SOURCE, commit=head if known else None, dirty=True if known else None)
+    record = replace(BENCH, origin=replace(ORIGIN, packages={"rlk-core": made}))
     assert publish(bench=record) == status
     if status == 0:
-        assert load_folder(tmp_path / "kept")["bench.json"] == BENCH
+        (source,) = load_folder(tmp_path / "kept")["bench.json"].origin.packages.values()
+        assert source == replace(SOURCE, commit=head)
+
+
+def test_publish_never_moves_a_record_to_another_commit(publish, checkout):
+    checkout(SOURCE)
+    other = replace(SOURCE, dirty=True)
+    assert publish(bench=replace(BENCH, origin=replace(ORIGIN, packages={"rlk-core": other}))) == 2
+
+
+def test_publish_refuses_two_runs_of_installed_wheels(publish, capsys):
+    assert publish(a=INSTALL, b=INSTALL) == 2
+    assert "must hold one record for install.json, got 2" in capsys.readouterr().err
 
 
 def changed(**values):

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from docs_pages import reference
 from docs_pages.errors import StageError
-from docs_pages.evidence import Evidence, distribution
+from docs_pages.evidence import Evidence, at_declared_sizes, distribution
 from docs_stage import ROOT
 
 from rlk import environment, registry
@@ -72,7 +72,7 @@ def _plot(operator: Operator, evidence: Evidence, images: dict[str, str]) -> str
     for path, record in evidence.bench(operator):
         rows = [row for row in record.rows if row.operator == operator.name]
         name = f"docs/{operator.name}-peers.svg"
-        images[name] = plots.against_peers(rows)
+        images[name] = plots.against_peers(at_declared_sizes(operator, rows))
         words = f"{operator.name}, times of each variant in multiples of the floor"
         origin = record.origin
         facts = f"{origin.device}, torch {origin.torch}, at {_commit(origin)}"

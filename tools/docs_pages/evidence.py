@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the committed records say about an operator, and of which sources they are."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from rlk.bench.work import works
 from rlk.operator import Operator
-from rlk.records import Bench, Document, GateSummary, Origin, Survey, load_folder, state
+from rlk.records import Bench, BenchRow, Document, GateSummary, Origin, Survey, load_folder, state
 
 # The judgments that must pass for a word; the word's own name where none is listed.
 JUDGMENTS = {"batch_invariant": ("forward_invariance", "gradient_invariance")}
@@ -95,6 +98,15 @@ class Evidence:
         # Of the current sources first; and among equals what failed, which nothing may hide.
         answers.sort(key=lambda found: (found.state != "current", found.verdict != "failed"))
         return answers[0] if answers else None
+
+
+def at_declared_sizes(operator: Operator, rows: Sequence[BenchRow]) -> list[BenchRow]:
+    """The rows at sizes that the operator declares, or all where a record has none of them.
+
+    A run over many numbers of rows would fill a plot that has a panel for each size.
+    """
+    declared = {(work.label, work.layout) for work in works(operator, torch.bfloat16, [])}
+    return [row for row in rows if (row.size, row.layout) in declared] or [*rows]
 
 
 def distribution(operator: Operator) -> str:

@@ -4,11 +4,11 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from docs_pages.errors import StageError
-from docs_pages.evidence import Evidence, Found
+from docs_pages.evidence import Evidence, Found, at_declared_sizes
 from docs_pages.markdown import before, headings
 from rlk.operator import Backend, Claim, Operator, Tensor
 from rlk.records import Origin
-from rlk.report import plots, tables
+from rlk.report import plots, sizes, tables
 from rlk.report.markdown import table
 
 # Every page has these; what is generated stands in front of the first.
@@ -144,8 +144,10 @@ def _speed(operator: Operator, evidence: Evidence, images: dict[str, str]) -> It
         everything += rows
         yield _source(record.origin, path, evidence.state(operator, record.origin))
         yield from tables.shown(tables.SPEED, tables.speed(rows))
+        yield from sizes.left_out(record, operator.name)
     if everything:
-        yield from _images(operator, plots.of_times(everything), images)
+        drawings = plots.of_times(everything, at_declared_sizes(operator, everything))
+        yield from _images(operator, drawings, images)
 
 
 def _values(operator: Operator, evidence: Evidence, images: dict[str, str]) -> Iterator[str]:

@@ -258,10 +258,29 @@ class GateSummary(Strict, frozen=True, kw_only=True, tag_field="schema", tag="rl
     rows: list[GateRow]
 
 
+class InstallRow(Strict, frozen=True, kw_only=True):
+    """What one operator gave in one installation: `digest` is of all its `results`."""
+
+    operator: str
+    way: str
+    backend: str
+    results: int
+    digest: Digest
+
+
+class Install(Strict, frozen=True, kw_only=True, tag_field="schema", tag="rlk.install/1"):
+    """A run of `ci/install_gpu.py`; `wheels` are the digests of what was installed."""
+
+    origin: Origin
+    wheels: dict[str, Digest]
+    interrupted: bool = False
+    rows: list[InstallRow]
+
+
 # What an origin says of the machine and of what is installed there.
 MACHINE = ("device", "driver", "compute_capability", "python", "torch", "triton", "cuda")
 
-Document: TypeAlias = Bench | Conventions | Survey | GateSummary | ExactGrad
+Document: TypeAlias = Bench | Conventions | Survey | GateSummary | ExactGrad | Install
 
 
 def origin(facts: dict | None = None, command: str | None = None) -> Origin:

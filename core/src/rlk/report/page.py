@@ -9,7 +9,7 @@ from typing import Any
 from markdown_it import MarkdownIt
 
 from rlk.records import Bench, BenchRow, Document, GateSummary, Survey, SurveyRow
-from rlk.report import plots, tables
+from rlk.report import plots, sizes, tables
 from rlk.report.markdown import table
 
 STYLE = """
@@ -64,13 +64,15 @@ def page(records: Mapping[str, Document]) -> Page:
         for place, device in enumerate(devices):
             # Times of two machines in one table would be nobody's.
             here = [record for record in found if record.origin.device == device]
-            benches = _rows_of(name, [r for r in here if isinstance(r, Bench)])
+            benches = [r for r in here if isinstance(r, Bench)]
+            times = _rows_of(name, benches)
             surveys = _rows_of(name, [r for r in here if isinstance(r, Survey)])
-            if benches or surveys:
+            if times or surveys:
                 several = len(devices) > 1
                 made.lines.append(f"## {name} on {device}\n" if several else f"## {name}\n")
                 plots_of = f"{name}-{place}" if several else name
-                made.lines += _speed(made, plots_of, benches)
+                missing = [line for r in benches for line in sizes.left_out(r, name)]
+                made.lines += _speed(made, plots_of, times, missing)
                 made.lines += _values(made, plots_of, surveys)
     return made
 
@@ -102,11 +104,14 @@ def _gates(summaries: Sequence[GateSummary]) -> str:
     return table(columns, rows)
 
 
-def _speed(made: Page, operator: str, rows: list[BenchRow]) -> Iterator[str]:
+def _speed(
+    made: Page, operator: str, rows: list[BenchRow], missing: Sequence[str]
+) -> Iterator[str]:
     if not rows:
         yield "Speed: not run.\n"
         return
     yield from tables.shown(tables.SPEED, tables.speed(rows))
+    yield from missing
     yield from _show(made, operator, plots.of_times(rows))
 
 

@@ -10,6 +10,7 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 
 from rlk.records import BenchRow, SurveyRow
+from rlk.report.sizes import without_rows
 
 Axes: TypeAlias = Any
 
@@ -45,11 +46,19 @@ ALT = {
 }
 
 
-def of_times(rows: Sequence[BenchRow]) -> dict[str, str]:
-    """The plots that there are of times, by name."""
+def of_times(
+    rows: Sequence[BenchRow], one_by_one: Sequence[BenchRow] | None = None
+) -> dict[str, str]:
+    """The plots that there are of times, by name.
+
+    Args:
+        rows: of one operator.
+        one_by_one: those whose sizes are drawn one by one; all if none.
+    """
+    each = rows if one_by_one is None else one_by_one
     drawings = {
-        "peers": against_peers(rows),
-        "roofline": roofline(rows),
+        "peers": against_peers(each),
+        "roofline": roofline(each),
         "rows": time_per_rows(rows),
     }
     return {name: svg for name, svg in drawings.items() if svg is not None}
@@ -88,10 +97,12 @@ def against_peers(rows: Sequence[BenchRow]) -> str:
 
 def time_per_rows(rows: Sequence[BenchRow]) -> str | None:
     """Forward and backward over the number of rows; None unless a size has two counts."""
-    groups = _groups(
-        [row for row in rows if row.rows and row.both_us is not None],
-        lambda row: (_without_rows(row), row.layout, row.dtype),
+    timed = [row for row in rows if row.rows and row.both_us is not None]
+    pairs = _groups(
+        zip(without_rows(timed), timed, strict=True),
+        lambda pair: (pair[0], pair[1].layout, pair[1].dtype),
     )
+    groups = {key: [row for _, row in found] for key, found in pairs.items()}
     groups = {key: found for key, found in groups.items() if len({r.rows for r in found}) > 1}
     if not groups:
         return None
@@ -247,9 +258,3 @@ def _groups(rows: Iterable[Any], key: Callable[[Any], Any]) -> dict[Any, list[An
     for row in rows:
         groups.setdefault(key(row), []).append(row)
     return groups
-
-
-def _without_rows(row: BenchRow) -> str:
-    """The size with its number of rows left open."""
-    parts = row.size.split("x")
-    return "x".join("T" if part == str(row.rows) else part for part in parts)

@@ -23,6 +23,7 @@ from rlk.records import (
     write,
 )
 from rlk.report import plots
+from rlk.report import sizes as sizes_of_records
 from rlk.report.page import page
 
 COMMIT, DIGEST = "a" * 40, "b" * 64
@@ -129,6 +130,41 @@ def test_plots_of_equal_records_are_equal_bytes():
 def test_plot_of_rows_needs_two_counts_of_one_size():
     assert plots.time_per_rows(sizes(64)) is None
     assert "Tx128" in plots.time_per_rows(BENCH.rows)
+
+
+@pytest.mark.parametrize(
+    ("measured", "expected"),
+    [
+        ([("2048x2048", 2048), ("64x2048", 64)], ["Tx2048", "Tx2048"]),
+        ([("1x128x24x128", 128), ("1x1x24x128", 1)], ["1xTx24x128", "1xTx24x128"]),
+        (
+            [("1x8x4x256 and 1x8x8x256 stream=8", 8), ("1x4x4x256 and 1x4x8x256 stream=8", 4)],
+            ["1xTx4x256 and 1xTx8x256 stream=8"] * 2,
+        ),
+        ([("7x7x7", 7)], ["Tx7x7"]),
+        ([], []),
+    ],
+)
+def test_size_without_rows_opens_one_axis(measured, expected):
+    rows = [times("cuda", count, 1.0, size=size) for size, count in measured]
+    assert sizes_of_records.without_rows(rows) == expected
+
+
+def test_page_tells_which_numbers_of_rows_were_not_measured():
+    asked = replace(BENCH, origin=replace(ORIGIN, command="rlk bench demo --rows 1 --rows 5000"))
+    missing = "Tx128 bfloat16 contiguous: not measured at 5000 rows, "
+    text = "\n".join(page({"bench.json": asked}).lines)
+    assert f"{missing}its largest tensor would take more than 2 GB." in text
+    cut = "\n".join(page({"bench.json": replace(asked, interrupted=True)}).lines)
+    assert f"{missing}the run was interrupted." in cut
+    assert "not measured at" not in "\n".join(page({"bench.json": BENCH}).lines)
+
+
+def test_plots_one_by_one_are_of_the_sizes_named():
+    drawn = plots.of_times(BENCH.rows, sizes(64))
+    assert "64x128" in drawn["peers"]
+    assert "1000x128" not in drawn["peers"] + drawn["roofline"]
+    assert drawn["rows"] == plots.time_per_rows(BENCH.rows)
 
 
 def run(*arguments):

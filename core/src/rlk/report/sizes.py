@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sizes of rows of records: what is one size at several numbers of rows, and which are missing."""
+
+import re
+from collections.abc import Iterator, Sequence
+
+from rlk.bench.work import MOST_BYTES
+from rlk.records import Bench, BenchRow
+
+_SHAPE = re.compile(r"\d+(?:x\d+)*")
+_ASKED = re.compile(r"--rows[ =](\d+)")
+
+
+def without_rows(rows: Sequence[BenchRow]) -> list[str]:
+    """The size of each row of one operator, such as 1x128x24x128, with the number of rows open.
+
+    A shape may hold that number twice: the axis of rows is where each shape has its own.
+    """
+    places = [
+        {i for i, part in enumerate(shape.split("x")) if part == str(row.rows)}
+        for row in rows
+        for shape in _shapes(row.size)
+    ]
+    place = min(set.intersection(*places), default=0) if places else 0
+    return [" ".join(_opened(word, place) for word in row.size.split(" ")) for row in rows]
+
+
+def left_out(record: Bench, operator: str) -> Iterator[str]:
+    """A sentence for each size that lacks a number of rows for which its run was asked."""
+    asked = {int(count) for count in _ASKED.findall(record.origin.command)}
+    rows = [row for row in record.rows if row.operator == operator and row.rows is not None]
+    found: dict[str, set[int]] = {}
+    for size, row in zip(without_rows(rows), rows, strict=True):
+        found.setdefault(f"{size} {row.dtype} {row.layout}", set()).add(row.rows or 0)
+    for size, counts in found.items():
+        missing = sorted(asked - counts)
+        if missing:
+            why = (
+                "the run was interrupted" if record.interrupted
+                else f"its largest tensor would take more than {MOST_BYTES / 1e9:g} GB"
+            )  # fmt: skip
+            yield f"{size}: not measured at {', '.join(map(str, missing))} rows, {why}.\n"
+
+
+def _shapes(size: str) -> list[str]:
+    return [word for word in size.split(" ") if _SHAPE.fullmatch(word)]
+
+
+def _opened(word: str, place: int) -> str:
+    parts = word.split("x")
+    if _SHAPE.fullmatch(word) and place < len(parts):
+        parts[place] = "T"
+    return "x".join(parts)

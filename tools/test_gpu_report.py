@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ci/gpu_report.py calls red: faults planted into what parts of a run left."""
+
+import json
+
+import bench_limits
+import gpu_report
+import pytest
+from msgspec.structs import replace
+
+from rlk import registry
+from rlk.bench import variants
+from rlk.records import Bench, BenchRow, Origin, Source, write
+
+ORIGIN = Origin(
+    command="rlk bench", packages={"rlk-core": Source(version="1", commit=None, dirty=None)},
+    device=bench_limits.load().device, driver=None, compute_capability="9.0", python="3",
+    torch="2", triton=None, cuda=None,
+)  # fmt: skip
+NAME, SIZE = "rms_norm_gated", "262144x128"
+
+
+def times(variant, forward, both, **changes):
+    row = BenchRow(
+        operator=NAME, size=SIZE, layout="contiguous", dtype="bfloat16", variant=variant,
+        ours=variant in bench_limits.OURS, version="1", forward_us=forward, both_us=both,
+        both_ratio=both / 100, forward_spread_us=0.1, backward_spread_us=0.1,
+    )  # fmt: skip
+    return replace(row, **changes)
+
+
+ROWS = [
+    times("floor", 50.0, 100.0, both_ratio=None, version="unroll 1"),
+    times("cuda", 55.0, 130.0),
+    times("triton", 70.0, 150.0),
+    times("FLA", 60.0, 140.0),
+]
+BENCH = Bench(origin=ORIGIN, method="graphs", rows=ROWS)
+
+
+def with_row(row):
+    return replace(BENCH, rows=[row if row.variant == r.variant else r for r in ROWS])
+
+
+@pytest.fixture
+def judged(tmp_path, monkeypatch):
+    """Judges a benchmark beside kept records; whether it passed, the summary and its lines."""
+
+    def run(record, *kept):
+        monkeypatch.setattr(gpu_report, "RECORDS", tmp_path / "records")
+        (tmp_path / "records").mkdir(exist_ok=True)
+        for place, one in enumerate(kept):
+            write(tmp_path / "records" / f"{place}.json", one)
+        write(tmp_path / "bench.json", record)
+        (tmp_path / "bench.status").write_text("0 1")
+        passed, _, _, text = gpu_report.row(tmp_path, "bench")
+        return passed, text, (tmp_path / "bench.limits").read_text().splitlines()
+
+    return run
+
+
+def test_bench_prints_each_limit_and_a_miss_is_not_red(judged, capsys, tmp_path):
+    passed, text, lines = judged(BENCH)
+    assert passed
+    met = "met     bound rms_norm_gated 262144x128 bfloat16: "
+    floor = "cuda 1.1, triton 1.4 of 50 us"
+    assert f"{met}forward <= 1.25x floor: {floor}" in lines
+    assert f"{met}both <= 1x FLA: cuda 0.929, triton 1.07 of 140 us" in lines
+    missed = "missed  aim rms_norm_gated 262144x128 bfloat16: both"
+    assert f"{missed} <= 1.25x floor: cuda 1.3, triton 1.5 of 100 us" in lines
+    assert f"{missed} <= 0.3x the fastest peer: cuda 0.929, triton 1.07 of 140 us" in lines
+    assert any(line.startswith("not measured  bound") and "torch.compile" in line for line in lines)
+    counts = [sum(line.startswith(word) for line in lines) for word in ("met", "missed", "not ")]
+    assert "limits: {} met, {} missed, {} not measured; 0 losses".format(*counts) in text
+    assert gpu_report.table(tmp_path, ["bench"]) == 0
+    assert f"{met}forward <= 1.25x floor: {floor}\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("changed", "lost"),
+    [
+        (times("cuda", 60.0, 142.0), []),
+        (
+            times("cuda", 62.0, 130.0),
+            ["forward / FLA 0.917 -> 1.03", "forward / floor 1.1 -> 1.24"],
+        ),
+        (times("triton", 70.0, 170.0), ["both / FLA 1.07 -> 1.21", "both / floor 1.5 -> 1.7"]),
+        # Noise of this run, three spreads of it.
+        (times("cuda", 62.0, 130.0, forward_spread_us=3.0), []),
+        # A peer or probe that is slower is no loss; nor is another version, which is another peer.
+        (times("FLA", 90.0, 190.0), []),
+        (times("FLA", 40.0, 90.0, version="2"), []),
+        (times("FLA", 40.0, 140.0), ["cuda: forward / FLA", "triton: forward / FLA"]),
+    ],
+)
+def test_bench_that_lost_a_tenth_of_a_kept_ratio_is_red(judged, changed, lost):
+    passed, text, lines = judged(with_row(changed), BENCH)
+    told = [line for line in lines if line.startswith("lost")]
+    assert passed is not bool(lost)
+    assert f"; {len(lost)} losses" in text
+    assert len(told) == len(lost)
+    assert all(words in line for words, line in zip(lost, told, strict=True))
+
+
+def test_bench_of_another_gpu_is_held_to_no_limit_and_no_record(judged):
+    other = replace(with_row(times("cuda", 99.0, 199.0)), origin=replace(ORIGIN, device="another"))
+    passed, _, lines = judged(other, BENCH)
+    assert passed
+    assert lines == []
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        replace(BENCH, interrupted=True),
+        replace(BENCH, rows=[]),
+        with_row(times("cuda", 55.0, 130.0, both_us=None, both_ratio=None, verdict="failed")),
+    ],
+    ids=["interrupted", "empty", "ours without a time"],
+)
+def test_bench_that_is_not_whole_is_red(judged, record):
+    assert not judged(record)[0]
+
+
+def test_limits_name_operators_and_variants_that_there_are():
+    known = registry.operators()
+    for limits in bench_limits.load().limits:
+        for name in limits.operators:
+            peers = getattr(variants.prior_art(known[name]), "PEERS", ())
+            names = {peer.name for peer in peers} | {"torch.compile", bench_limits.FLOOR}
+            assert limits.against in names | {bench_limits.FASTEST, bench_limits.ABSOLUTE}
+    spelled = bench_limits.spelled("{1,8}x3 stream={a,b}")
+    assert spelled == ["1x3 stream=a", "1x3 stream=b", "8x3 stream=a", "8x3 stream=b"]
+
+
+def left(tmp_path, name, content):
+    (tmp_path / f"{name}.json").write_text(json.dumps(content))
+    (tmp_path / f"{name}.status").write_text("0 1")
+    (tmp_path / f"{name}.log").touch()
+    return gpu_report.row(tmp_path, name)[0]
+
+
+ABSENT = {"other": "vLLM", "missing": "not installed"}
+COMPARED = {"other": "Liger", "missing": None}
+
+
+@pytest.mark.parametrize(
+    ("rows", "passed"),
+    [
+        ([ABSENT, COMPARED, {"other": "FLA"}], True),
+        ([ABSENT, COMPARED, {"other": "FLA", "missing": "TypeError: no such argument"}], False),
+        ([ABSENT], False),
+        ([], False),
+    ],
+)
+def test_conventions_red_if_a_function_failed_whose_library_is_there(tmp_path, rows, passed):
+    assert left(tmp_path, "conventions-a", {"rows": rows}) is passed
+
+
+@pytest.mark.parametrize(
+    ("document", "passed"),
+    [
+        ({"interrupted": False, "rows": [{}, {"verdict": "failed"}]}, True),
+        ({"interrupted": False, "rows": [{}, {"verdict": "not applicable"}]}, False),
+        ({"interrupted": False, "rows": []}, False),
+        ({"interrupted": True, "rows": [{}]}, False),
+    ],
+)
+def test_starved_product_that_was_not_tried_is_red(tmp_path, document, passed):
+    assert left(tmp_path, "starved-demo", document) is passed

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run of ci/gpu.sh by a Python that only notes what it is asked for."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+OPERATORS = ("rms_norm", "adaln_mod_projection")
+# Writes each file that it is told to, unless that is to fail.
+PYTHON = """#!/usr/bin/env bash
+echo "$*" >>"$CALLS/calls"
+if [ "$1" = -c ]; then printf '%s\\n' rms_norm adaln_mod_projection; fi
+while [ $# -gt 0 ]; do
+    if [ "$1" = --json ]; then
+        [[ -z "$BROKEN" || "$2" != *$BROKEN* ]] || exit 1
+        echo "${CUBLAS_WORKSPACE_CONFIG:-}|$RLK_CALLERS_PYTHONPATH" >"$2"
+    fi
+    shift
+done
+"""
+
+
+@pytest.fixture
+def gpu_run(tmp_path):
+    """Runs parts; the files that then lie in OUT_DIR."""
+    python = tmp_path / "python"
+    python.write_text(PYTHON)
+    python.chmod(0o755)
+
+    def run(*parts, broken="", **variables):
+        given = {f"RLK_GPU_{name.upper()}": value for name, value in variables.items()}
+        own = {"PYTHON": str(python), "CALLS": str(tmp_path), "BROKEN": broken}
+        kept = {n: v for n, v in os.environ.items() if not n.startswith("RLK_GPU_")}
+        command = ["bash", str(ROOT / "ci/gpu.sh"), str(tmp_path / "out")]
+        command += [word for part in parts for word in ("--only", part)]
+        paths = {"PYTHONPATH": "/libraries"}
+        subprocess.run(command, env={**kept, **own, **paths, **given}, check=True)
+        return {path.name for path in (tmp_path / "out").glob("*.json")}
+
+    return run
+
+
+def test_run_keeps_what_other_parts_operators_and_dtypes_left(gpu_run, tmp_path):
+    gates = {f"gates-{backend}-{o}.json" for backend in ("cuda", "triton") for o in OPERATORS}
+    assert gpu_run("gates") == gates
+    first = gates | {"bench-rms_norm.json", "conventions-rms_norm.json"}
+    assert gpu_run("bench", "conventions", operators="rms_norm") == first
+    both = first | {"bench-rms_norm-float32.json"}
+    assert gpu_run("bench", operators="rms_norm", dtypes="float32") == both
+    everything = both | {"bench.json", "exact_grad.json"}
+    assert gpu_run("bench", "exact_grad") == everything
+    # A part that leaves nothing leaves nothing of an earlier run, and nothing else is touched.
+    red = "gates-cuda-rms_norm"
+    assert gpu_run("gates", operators="rms_norm", broken=red) == everything - {f"{red}.json"}
+    assert (tmp_path / "out" / f"{red}.status").read_text().startswith("1 ")
+
+
+def test_run_hands_operators_dtypes_and_rows_to_the_benchmark(gpu_run, tmp_path):
+    gpu_run("bench", operators="a b", dtypes="bfloat16 float32", rows="1 1000", workers="3")
+    calls = (tmp_path / "calls").read_text().splitlines()
+    (bench,) = [call for call in calls if "rlk.cli bench" in call]
+    options = "--rows 1 --rows 1000 --dtype bfloat16 --dtype float32 --jobs 3"
+    name = "bench-a-b-bfloat16-float32"
+    assert bench == f"-m rlk.cli bench a b {options} --json {tmp_path}/out/{name}.json"
+    assert calls[-1] == f"ci/gpu_report.py table {tmp_path}/out build {name}"
+
+
+def test_run_surveys_the_starved_product_in_a_process_of_its_own(gpu_run, tmp_path):
+    names = {f"survey-{o}.json" for o in OPERATORS} | {"starved-adaln_mod_projection.json"}
+    assert gpu_run("survey") == names
+    texts = {name: (tmp_path / "out" / name).read_text().strip() for name in names}
+    starved = texts.pop("starved-adaln_mod_projection.json")
+    assert starved == ":0:0|/libraries"
+    assert set(texts.values()) == {"|/libraries"}
+    assert gpu_run("survey", operators="rms_norm") == names
+
+
+@pytest.mark.parametrize("arguments", [(), ("out", "--only"), ("out", "--only", "speed")])
+def test_run_of_no_known_part_is_refused(arguments, tmp_path):
+    command = ["bash", str(ROOT / "ci/gpu.sh"), *arguments]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("usage: gpu.sh OUT_DIR")
