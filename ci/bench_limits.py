@@ -23,6 +23,7 @@ TIMES = {
     "forward": "forward_us",
     "both": "both_us",
     "host": "host_us",
+    "host_grad": "host_grad_us",
     "host_train": "host_train_us",
 }
 OURS = ("cuda", "triton")
@@ -34,6 +35,7 @@ class Most(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     forward: float | None = None
     both: float | None = None
     host: float | None = None
+    host_grad: float | None = None
     host_train: float | None = None
 
 
