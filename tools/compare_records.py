@@ -27,6 +27,8 @@ KEYS = {
 NOISE, SPREADS = 0.05, 3.0
 # A ratio that grows by a tenth, and by more than the noise of both runs, is a loss.
 LOSS = 0.10
+# Microseconds: a clock's least spread, and the last digit of records that have none.
+RESOLUTION = 0.1
 TIMES = ("forward_us", "backward_us", "both_us", "rounding_us", "exact_us")
 # What follows from times, or is the host's.
 DERIVED = {
@@ -112,8 +114,9 @@ def _loss(name: str, what: str, before: tuple[Any, Any], after: tuple[Any, Any])
         if not time or not reference:
             return
         ratios.append(time / reference)
-        spread = (mine.forward_spread_us or 0.0) + (mine.backward_spread_us or 0.0)
-        noise = max(noise, SPREADS * spread / time)
+        for row, us in ((mine, time), (other, reference)):
+            spread = (row.forward_spread_us or 0.0) + (row.backward_spread_us or 0.0)
+            noise = max(noise, SPREADS * max(spread, RESOLUTION) / us)
     x, y = ratios
     if y / x - 1 > max(LOSS, noise):
         yield f"{name} {x:.3g} -> {y:.3g} ({100 * (y / x - 1):+.1f} %)"

@@ -109,6 +109,8 @@ def module(operator: Operator, peer: Peer) -> SimpleNamespace:
         wanted = [leaf for leaf in leaves if leaf.requires_grad]
         with torch.enable_grad():
             outputs = run(tuple(leaves), told)
+            if not all(output.requires_grad for output in outputs):
+                raise BackendError(f"{peer.name} has a forward alone")
             found = iter(torch.autograd.grad(outputs, wanted, cut_like(list(upstream), outputs)))
         return tuple(
             _finished(declared.gradient, next(found)) if declared.name in needs else None

@@ -59,11 +59,16 @@ def broken(told):
     return call
 
 
+def forward_alone(told):
+    return lambda x, weight: plain(told)(x, weight).detach()
+
+
 PEERS = (
     Peer("plain", "torch", plain),
     Peer("by count", "torch", by_count),
     Peer("other", "torch", other),
     Peer("broken", "torch", broken),
+    Peer("forward alone", "torch", forward_alone),
     Peer("absent", "no-such-distribution", plain),
 )
 
@@ -127,6 +132,11 @@ def test_survey_of_a_library_that_fails_or_is_absent_says_so(row):
     assert (row("broken").verdict, row("broken").reason) == (
         "failed",
         "RuntimeError: no kernel for this",
+    )
+    alone = row("forward alone")
+    assert (alone.verdict, alone.reason) == (
+        "not applicable",
+        "forward alone has a forward alone",
     )
     absent = row("absent")
     assert absent.verdict == "not applicable"
