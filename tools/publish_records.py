@@ -8,8 +8,6 @@ is believed if they have the digests of this checkout, in which nothing but reco
 have changed. Exit status 2, and one sentence, if they do not.
 """
 
-import re
-import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -18,6 +16,7 @@ from typing import Any, TypeVar
 from compare_records import KEYS
 from msgspec.structs import replace
 
+from rlk.environment import git
 from rlk.errors import RlkError
 from rlk.records import (
     Bench,
@@ -33,6 +32,7 @@ from rlk.records import (
     write,
 )
 from rlk.records.document import MACHINE
+from rlk.report import sizes
 
 Rows = TypeVar("Rows", Bench, Survey)
 ROOT = Path(__file__).resolve().parents[1]
@@ -99,20 +99,14 @@ def sources_here() -> dict[str, Source]:
     """The sources of this checkout; records and pages that have changed make them no other ones."""
     packages = origin().packages
     besides = [f":(exclude){path}" for path in SHOWN]
-    changed, head = git("status", "--porcelain", "--", ".", *besides), git("rev-parse", "HEAD")
+    changed = git(ROOT, "status", "--porcelain", "--", ".", *besides)
+    head = git(ROOT, "rev-parse", "HEAD")
     if changed != "":
         return packages
     return {
         name: replace(source, dirty=False) if source.commit == head else source
         for name, source in packages.items()
     }
-
-
-def git(*arguments: str) -> str | None:
-    """What git says of this checkout, or None where it has no history."""
-    command = ["git", "--no-optional-locks", "-C", str(ROOT), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return done.stdout.strip() if done.returncode == 0 else None
 
 
 def with_commit(record: Document, here: Mapping[str, Source]) -> Document:
@@ -161,10 +155,9 @@ def joined(command: str, records: Sequence[Rows]) -> Rows:
         rows[key] = row
     operators = dict.fromkeys(row.operator for row in rows.values())
     # Which numbers of rows were asked for: pages tell those that are missing.
-    words = [word for r in records for word in re.findall(r"--rows[ =]\d+", r.origin.command)]
-    made = replace(
-        records[0].origin, command=" ".join([command, *operators, *dict.fromkeys(words)])
-    )
+    asked = dict.fromkeys(count for r in records for count in sizes.asked(r.origin.command))
+    words = [command, *operators, *(f"--rows {count}" for count in asked)]
+    made = replace(records[0].origin, command=" ".join(words))
     return replace(records[0], origin=made, rows=list(rows.values()))
 
 

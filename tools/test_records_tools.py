@@ -220,7 +220,7 @@ def checkout(monkeypatch, tmp_path):
         for path in changed:
             (root / path).write_text("after")
         monkeypatch.setattr(publish_records, "ROOT", root)
-        head = publish_records.git("rev-parse", "HEAD")
+        head = publish_records.git(root, "rev-parse", "HEAD")
         source = replace(source, commit=source.commit and head, dirty=bool(changed))
         here = replace(ORIGIN, packages={"rlk-core": source})
         monkeypatch.setattr(publish_records, "origin", lambda: here)

@@ -114,14 +114,15 @@ def _source(folder: Path | None) -> dict[str, Any]:
     nothing: dict[str, Any] = {"commit": None, "dirty": None, "digest": None}
     if folder is not None:
         nothing["digest"] = digest(folder)
-    if folder is None or _git(folder, "ls-files", "--error-unmatch", "__init__.py") is None:
+    if folder is None or git(folder, "ls-files", "--error-unmatch", "__init__.py") is None:
         return nothing
-    commit = _git(folder, "rev-parse", "--verify", "HEAD")
-    changes = _git(folder, "status", "--porcelain")
+    commit = git(folder, "rev-parse", "--verify", "HEAD")
+    changes = git(folder, "status", "--porcelain")
     return nothing if commit is None else {**nothing, "commit": commit, "dirty": bool(changes)}
 
 
-def _git(folder: Path, *arguments: str) -> str | None:
+def git(folder: Path, *arguments: str) -> str | None:
+    """What git says of the checkout that a folder lies in, or None where there is none."""
     return _output("git", "--no-optional-locks", "-C", str(folder), *arguments)
 
 

@@ -97,15 +97,14 @@ class Found:
 def find(module: nn.Module, continue_chains: bool = False) -> list[Found]:
     """Every parameter of a module once, tied ones under their first name."""
     sums, chains = _places(module, "exact_sums"), _places(module, "chain_sums")
-    owners: dict[int, list[tuple[str, tuple[int, str]]]] = defaultdict(list)
-    homes: dict[int, list[Place]] = defaultdict(list)
+    owners: dict[int, list[tuple[str, Place]]] = defaultdict(list)
     for path, owner in module.named_modules():
         for name, parameter in owner._parameters.items():
-            owners[id(parameter)].append((path, (id(owner), name)))
-            homes[id(parameter)].append((owner, name))
+            owners[id(parameter)].append((path, (owner, name)))
     found = []
     for name, parameter in module.named_parameters():
-        owned = owners[id(parameter)]
+        owned = [(path, (id(home), key)) for path, (home, key) in owners[id(parameter)]]
+        homes = [place for _, place in owners[id(parameter)]]
         others = [path for path, key in owned if key not in sums]
         chained = [place for _, key in owned for place in chains.get(key, ())]
         guarantee: Guarantee = "ordinary"
@@ -124,7 +123,7 @@ def find(module: nn.Module, continue_chains: bool = False) -> list[Found]:
             reason = f"{others[0] or 'the module itself'} uses it too"
         else:
             guarantee = "exact"
-        found.append(Found(name, parameter, guarantee, reason, places, homes[id(parameter)]))
+        found.append(Found(name, parameter, guarantee, reason, places, homes))
     return found
 
 

@@ -25,15 +25,20 @@ def without_rows(rows: Sequence[BenchRow]) -> list[str]:
     return [" ".join(_opened(word, place) for word in row.size.split(" ")) for row in rows]
 
 
+def asked(command: str) -> list[int]:
+    """The numbers of rows for which a command asks besides those that are declared."""
+    return [int(count) for count in _ASKED.findall(command)]
+
+
 def left_out(record: Bench, operator: str) -> Iterator[str]:
     """A sentence for each size that lacks a number of rows for which its run was asked."""
-    asked = {int(count) for count in _ASKED.findall(record.origin.command)}
+    wanted = set(asked(record.origin.command))
     rows = [row for row in record.rows if row.operator == operator and row.rows is not None]
     found: dict[str, set[int]] = {}
     for size, row in zip(without_rows(rows), rows, strict=True):
         found.setdefault(f"{size} {row.dtype} {row.layout}", set()).add(row.rows or 0)
     for size, counts in found.items():
-        missing = sorted(asked - counts)
+        missing = sorted(wanted - counts)
         if missing:
             why = (
                 "the run was interrupted" if record.interrupted
