@@ -163,10 +163,9 @@ def _records(verdict: Verdict, names: list[str]) -> list[Record]:
     operator = case.operator
     records = []
     rows = ROWS_OF_TOKENS if operator.token_axis else ROWS
-    sizes_and_scalars = product(
-        judged_sizes(operator, case.tier).items(), scalar_variants(operator).items()
-    )
-    for (prefix, sizes), (config, scalars) in sizes_and_scalars:
+    for (prefix, sizes), (config, scalars) in product(
+        _told_sizes(operator, case.tier).items(), scalar_variants(operator).items()
+    ):
         batch = fixture(
             operator, case.dtype, rows=rows, sizes=sizes, seed=case.seed, scalars=scalars
         )
@@ -177,6 +176,15 @@ def _records(verdict: Verdict, names: list[str]) -> list[Record]:
         judged = names + [n for n in run.between if n in casts]
         records += [_record(verdict, name, run, expected, prefix + config) for name in judged]
     return records
+
+
+def _told_sizes(operator: Operator, tier: str) -> dict[str, dict[str, int]]:
+    """Sizes at which a value can be told from a wrong one."""
+    return {
+        prefix: sizes
+        for prefix, sizes in judged_sizes(operator, tier).items()
+        if all(sizes[symbol] >= least for symbol, least in operator.accuracy_from.items())
+    }
 
 
 def _record(

@@ -56,9 +56,10 @@ class Place:
 
     @property
     def label(self) -> str:
-        """Such as 131x2048."""
-        first = self.operator.inputs[0]
-        return "x".join(map(str, row_shape(first, {**self.sizes, "T": self.rows})))
+        """Such as 131x2048, or 131x3072 and 131x6144 where outputs have another shape."""
+        sizes = {**self.sizes, "T": self.rows}
+        shapes = [row_shape(t, sizes) for t in (self.operator.inputs[0], *self.operator.outputs)]
+        return " and ".join(dict.fromkeys("x".join(map(str, shape)) for shape in shapes))
 
     def batch(self) -> Fixture:
         """Inputs and upstream gradients."""
