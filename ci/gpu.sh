@@ -93,9 +93,13 @@ tests() {
     "$PYTHON" -m pytest -m gpu -n "$WORKERS" --dist loadgroup -p no:cacheprovider --durations 15 \
         --junitxml "$OUT/tests.xml" "${files[@]}"
 }
+# Models run without FLA here: on Hopper its DeltaNet refuses to run backward on Triton before 3.7.1.
+# transformers has its own in PyTorch.
 integration() {
     mapfile -t files < <(gpu_files packages/*/integration)
-    "$PYTHON" -m pytest -m gpu -n 2 -p no:cacheprovider --durations 5 \
+    mkdir -p "$METADATA/hidden"
+    echo 'raise ImportError("hidden")' >"$METADATA/hidden/fla.py"
+    PYTHONPATH="$METADATA/hidden:$PYTHONPATH" "$PYTHON" -m pytest -m gpu -n 4 -p no:cacheprovider --durations 5 \
         --junitxml "$OUT/integration.xml" "${files[@]}"
 }
 install() { "$PYTHON" ci/install_gpu.py "${RLK_WHEELS:-dist}" "$OUT/install.json"; }

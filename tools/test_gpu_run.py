@@ -13,6 +13,7 @@ OPERATORS = ("rms_norm", "adaln_mod_projection")
 PYTHON = """#!/usr/bin/env bash
 echo "$*" >>"$CALLS/calls"
 if [ "$1" = -c ]; then printf '%s\\n' rms_norm adaln_mod_projection; fi
+if [[ "$*" == *pytest* ]]; then cp "${PYTHONPATH%%:*}/fla.py" "$CALLS"; fi
 while [ $# -gt 0 ]; do
     if [ "$1" = --json ]; then
         [[ -z "$BROKEN" || "$2" != *$BROKEN* ]] || exit 1
@@ -76,6 +77,12 @@ def test_run_surveys_the_starved_product_in_a_process_of_its_own(gpu_run, tmp_pa
     assert starved == ":0:0|/libraries"
     assert set(texts.values()) == {"|/libraries"}
     assert gpu_run("survey", operators="rms_norm") == names
+
+
+def test_run_of_models_hides_fla(gpu_run, tmp_path):
+    gpu_run("integration")
+    with pytest.raises(ImportError, match="hidden"):
+        exec((tmp_path / "fla.py").read_text())
 
 
 @pytest.mark.parametrize("arguments", [(), ("out", "--only"), ("out", "--only", "speed")])

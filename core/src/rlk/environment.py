@@ -22,9 +22,13 @@ from rlk.registry import ENTRY_POINT_GROUP
 # A package of nightly builds carries the second name.
 _TRITON_PACKAGES = ("triton", "pytorch-triton")
 # What decides a result: sources, and the data they read. Tests, pages and the commands that only
-# arrange and show results decide none, and not all of them are installed.
+# arrange and show results decide none, and not all of them are installed; kernels that a wheel
+# brings compiled are checked against these sources.
 _DECISIVE = {".py", ".cu", ".cuh", ".json"}
-_INDECISIVE = ("test_*", "conftest.py", "cli", "report", "records", "planted_faults", "__pycache__")
+_INDECISIVE = (
+    *("test_*", "conftest.py", "planted_faults", "cli", "report", "records"),
+    *("prebuilt", "__pycache__"),
+)
 # 256: a side that every matrix library hands to tensor cores where it may.
 _SIDE = 256
 

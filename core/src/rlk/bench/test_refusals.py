@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A candidate whose gate is red, and a library that computes something else, get no time."""
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -92,3 +93,17 @@ def test_candidate_without_the_fault_is_measured():
 def test_operators_judged_side_by_side_are_found_anew_by_each_process():
     with pytest.raises(RlkError, match="got 'refused'"):
         refusals.side_by_side([(OPERATOR, "float32")], 2)
+
+
+class InThisProcess(ThreadPoolExecutor):
+    """A pool whose one worker is a thread, where the operator of these tests is known."""
+
+    def __init__(self, jobs, context, start):
+        super().__init__(1)
+
+
+def test_operators_judged_side_by_side_are_refused_as_one_by_one(monkeypatch):
+    monkeypatch.setattr(refusals, "ProcessPoolExecutor", InThisProcess)
+    monkeypatch.setattr(refusals.registry, "find", lambda name: OPERATOR)
+    wanted = [(OPERATOR, "float32"), (OPERATOR, "bfloat16")]
+    assert refusals.side_by_side(wanted, 2) == [refusals.refusals(*pair) for pair in wanted]

@@ -2,6 +2,7 @@
 """Output for people: tables, and progress that fits a terminal or a log."""
 
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -81,8 +82,12 @@ def progress(total: int) -> Iterator[Step]:
 
 
 def _sparse_lines(total: int) -> Step:
+    start = time.monotonic()
+
     def step(done: int, now: str) -> None:
         if done == 0 or done * _LINES // total > (done - 1) * _LINES // total:
-            print(f"{done} of {total} done, now {now}", file=sys.stderr, flush=True)
+            seconds = time.monotonic() - start
+            told = f"{done} of {total} done in {seconds:.0f} s, now {now}"
+            print(told, file=sys.stderr, flush=True)
 
     return step

@@ -316,7 +316,7 @@ def test_gate_manifest_operator_not_installed_exits_two(invoke, judged, manifest
 def test_gate_progress_in_a_log_is_a_few_plain_lines(invoke, judged):
     calls = judged(lambda case: [passed(case)])
     lines = invoke("gate", "twice").stderr.splitlines()
-    assert lines[0] == f"0 of {len(calls)} done, now {calls[0][0].identity}, 0 failed"
+    assert lines[0] == f"0 of {len(calls)} done in 0 s, now {calls[0][0].identity}, 0 failed"
     assert 2 <= len(lines) <= 11 < len(calls)
 
 

@@ -70,10 +70,10 @@ class Scale:
         module = SimpleNamespace(forward=forward, backward=backward)
         return replace(SCALE, backends=(row(lambda: module),), **fields)
 
-    def case(self, judgment, operator=None, dtype="float32", backend="golden"):
+    def case(self, judgment, operator=None, dtype="float32", backend="golden", tier="short"):
         operator = operator or self.operator()
         identity = f"{operator.name}/{backend}/{judgment}/{dtype}"
-        (case,) = cases([operator], identity=identity)
+        (case,) = cases([operator], identity=identity, tier=tier)
         return case
 
     def records(self, judgment, operator=None, **options):

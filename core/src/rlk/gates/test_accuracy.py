@@ -14,7 +14,7 @@ from rlk.gates import accuracy
 from rlk.gates.accuracy import impostors, judge_tensor, reference
 from rlk.gates.inputs import fixture
 from rlk.launch import start_golden
-from rlk.operator import FLOATS, Scalar, Tensor
+from rlk.operator import FLOATS, Scalar, Tensor, Workload
 
 NAMES = ("y", "dx", "dweight")
 
@@ -221,3 +221,17 @@ def test_record_judge_that_accepts_zeros_is_red(scale, monkeypatch):
     (record,) = scale.records("forward_accuracy", operator)
     assert record.status == "failed"
     assert "the judge accepts zeros in place of y" in record.reason
+
+
+def test_record_sizes_below_those_declared_for_accuracy_are_left_to_the_gates_of_bits(scale):
+    # An oracle of zeros: no judge can tell an impostor there.
+    operator = scale.operator(
+        workloads=(Workload("a", {"T": 9, "N": 4}), Workload("b", {"N": 40})),
+        oracle=lambda x, weight: (x * weight * float(x.shape[-1] >= 40),),
+        accuracy_from={"N": 40},
+    )
+    (record,) = scale.records("forward_accuracy", operator, tier="full")
+    assert (record.config, record.status) == ("N=40_default", "passed")
+    judged = replace(operator, accuracy_from={})
+    small, _ = scale.records("forward_accuracy", judged, tier="full")
+    assert (small.config, small.status) == ("default", "failed")

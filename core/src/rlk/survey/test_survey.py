@@ -94,6 +94,17 @@ def test_places_of_products_and_large_samples_have_rows_to_compare(monkeypatch):
     assert (found.rows, found.batches) == (3, 1)
 
 
+def test_places_of_one_input_and_outputs_of_two_widths_have_names_of_their_own():
+    output = Tensor("y", ("...", "M"), ("=x",))
+    operator = replace(
+        OPERATOR,
+        outputs=(output,),
+        workloads=tuple(Workload(str(m), {"T": 9, "N": 33, "M": m}) for m in (33, 7)),
+    )
+    found = [place.label for place in values.places(operator, "float32", None, seed=1)]
+    assert found == ["131x33 and 131x7", "131x33"]
+
+
 def test_survey_of_our_backend_finds_nothing_that_depends_on_the_batch(row):
     found = row("golden")
     assert (found.verdict, found.ours, found.size) == ("measured", True, "131x33")
