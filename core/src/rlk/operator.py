@@ -194,8 +194,8 @@ class Operator:
     # long there: these and the odd ones. Real sizes that golden can do belong to those; at others
     # tests of the operator's own judge its kernels.
     gate_sizes: Mapping[str, int] = field(default_factory=dict)
-    # Below these sizes values are not held against the oracle, bits are: where a row is centred, a
-    # single column leaves zero and three leave little but cancellation, in any kernel.
+    # Below these sizes values are not held against the oracle, bits are: what a norm leaves of few
+    # columns, and of one in its gradient, is little but cancellation in any kernel.
     accuracy_from: Mapping[str, int] = field(default_factory=dict)
     casts: tuple[str, ...] = ()
 

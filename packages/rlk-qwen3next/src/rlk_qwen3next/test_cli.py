@@ -84,3 +84,13 @@ def test_gate_manifest_of_this_package_is_named_in_the_report(invoke, tmp_path):
 def test_bits_of_every_norm_are_the_recorded_ones(invoke):
     result = invoke("bits", "--json")
     assert (result.exit_code, list(json.loads(result.stdout))) == (0, NAMES)
+
+
+def test_check_of_few_columns_says_why_values_are_not_judged(invoke):
+    assert invoke("check", "rms_norm", "--backend", "golden", "--shape", "33,8").exit_code == 0
+    refused = invoke("check", "rms_norm", "--backend", "golden", "--shape", "33,7")
+    assert refused.exit_code == 2
+    assert refused.stderr == (
+        "rlk: check: N must be at least 8 for values to tell a right kernel from a wrong one, "
+        "got 7; rlk gate compares its bits there\n"
+    )

@@ -62,6 +62,7 @@ OPERATOR = Operator(
         Workload("hidden size of Qwen3-Next", {"T": 65536, "N": 2048}),
         Workload("attention head of Qwen3-Next", {"T": 131072, "N": 256}),
     ),
+    accuracy_from={"N": 8},
     oracle=oracle.forward,
     backends=(
         backends.cuda(_load_cuda),

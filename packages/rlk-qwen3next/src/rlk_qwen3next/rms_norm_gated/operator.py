@@ -61,6 +61,7 @@ OPERATOR = Operator(
         Claim("gpu_to_gpu", ("y", "rstd", "dx", "dgate", "dweight")),
     ),
     workloads=(Workload("output norm of Gated DeltaNet in Qwen3-Next", {"T": 262144, "N": 128}),),
+    accuracy_from={"N": 8},
     oracle=oracle.forward,
     backends=(
         backends.cuda(_load_cuda),

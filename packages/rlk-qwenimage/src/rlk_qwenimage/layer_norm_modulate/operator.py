@@ -93,5 +93,5 @@ OPERATOR = Operator(
         {"S": 1, "N": 129},
         {"S": 5, "N": 37},
     ),
-    accuracy_from={"N": 37},
+    accuracy_from={"N": 16},
 )
