@@ -4,7 +4,7 @@
 import pytest
 
 from rlk import registry
-from rlk.bench.variants import rivals
+from rlk.bench.variants import peers_of
 from rlk.survey.values import places, survey
 
 
@@ -12,7 +12,7 @@ from rlk.survey.values import places, survey
 def test_prior_art_of_transformers_computes_the_operators(dtype):
     found = {}
     for operator in registry.declared_in("rlk_qwen3next"):
-        for peer in rivals(operator):
+        for peer in peers_of(operator):
             if peer.distribution == "transformers":
                 place = places(operator, dtype, 21, seed=3)[0]
                 found[operator.name] = survey(place, peer.name)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 
 from rlk import registry
-from rlk.bench.variants import OURS, timed_rivals
+from rlk.bench.variants import OURS, timed_peers
 from rlk.gates import JUDGMENTS, cases, judge
 from rlk.gates.workers import start
 from rlk.operator import Operator
@@ -77,7 +77,7 @@ def _others(operator: Operator, dtype: str) -> Refusals:
 
     place = places(operator, dtype, PROBED_ROWS, seed=0)[0]
     found: Refusals = {}
-    for peer in timed_rivals(operator):
+    for peer in timed_peers(operator):
         if peer.missing() is None:
             row = survey(place, peer.name)
             if row.verdict == "other function":

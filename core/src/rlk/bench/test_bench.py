@@ -261,16 +261,16 @@ def test_variants_without_prior_art_are_ours_and_the_compiled_formula(monkeypatc
     found = variants.variants(DEMO, {}, {})
     assert found[:2] == ["cuda", "triton"]
     assert [v.name for v in found[2:]] == ["torch.compile"]
-    assert [peer.name for peer in variants.rivals(DEMO)] == ["torch.compile"]
+    assert [peer.name for peer in variants.peers_of(DEMO)] == ["torch.compile"]
 
 
-def test_rivals_that_round_elsewhere_are_named_once_and_not_timed(monkeypatch):
+def test_peers_that_round_elsewhere_are_named_once_and_not_timed(monkeypatch):
     shared, elsewhere = (variants.Peer(n, "torch", lambda told: None) for n in ("both", "else"))
     art = SimpleNamespace(PEERS=(shared,), CONVENTIONS=(elsewhere, shared))
     monkeypatch.setattr(variants, "prior_art", lambda operator: art)
     monkeypatch.setattr(variants, "_ours", lambda operator, name, scalars: name)
-    assert [p.name for p in variants.rivals(DEMO)] == ["torch.compile", "both", "else"]
-    assert [p.name for p in variants.timed_rivals(DEMO)] == ["torch.compile", "both"]
+    assert [p.name for p in variants.peers_of(DEMO)] == ["torch.compile", "both", "else"]
+    assert [p.name for p in variants.timed_peers(DEMO)] == ["torch.compile", "both"]
     assert [v.name for v in variants.variants(DEMO, {}, {})[2:]] == ["torch.compile", "both"]
 
 

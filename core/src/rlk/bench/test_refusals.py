@@ -14,7 +14,7 @@ from rlk.errors import RlkError
 from rlk.execution import Execution
 from rlk.launch import record
 from rlk.operator import FLOATS, Backend, Claim, Operator, Tensor, Workload
-from rlk.survey import rivals, values
+from rlk.survey import peers, values
 
 NOTHING: frozenset[str] = frozenset()
 
@@ -57,9 +57,9 @@ PEERS = (
 @pytest.fixture(autouse=True)
 def everyone_runs_here(monkeypatch, eager_clock):
     """Nobody needs a GPU: who has no time was refused."""
-    for used_in in (rivals, values):
-        monkeypatch.setattr(used_in, "rivals", lambda operator: PEERS)
-    monkeypatch.setattr(refusals, "timed_rivals", lambda operator: PEERS)
+    for used_in in (peers, values):
+        monkeypatch.setattr(used_in, "peers_of", lambda operator: PEERS)
+    monkeypatch.setattr(refusals, "timed_peers", lambda operator: PEERS)
     monkeypatch.setattr(variants, "_peers", lambda operator: PEERS)
     monkeypatch.setattr(variants, "compiled_peer", lambda operator: PEERS[1])
     execution = Execution(OPERATOR)

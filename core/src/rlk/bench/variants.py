@@ -85,16 +85,16 @@ def variants(
     return found
 
 
-def timed_rivals(operator: Operator) -> tuple[Peer, ...]:
+def timed_peers(operator: Operator) -> tuple[Peer, ...]:
     """Other libraries' functions that are measured beside ours, PyTorch's compiler among them."""
     others = tuple(peer for peer in _peers(operator) if not peer.ours)
     return compiled_peer(operator, dynamic=True), *others
 
 
-def rivals(operator: Operator) -> tuple[Peer, ...]:
+def peers_of(operator: Operator) -> tuple[Peer, ...]:
     """Those, and other libraries' functions that round in other places; each name once."""
     found: dict[str, Peer] = {}
-    for peer in (*timed_rivals(operator), *conventions(operator)):
+    for peer in (*timed_peers(operator), *conventions(operator)):
         found.setdefault(peer.name, peer)
     return tuple(found.values())
 

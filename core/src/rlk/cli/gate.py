@@ -19,8 +19,8 @@ from rlk.gates.record import Workload
 from rlk.gates.workers import judged
 from rlk.manifest import load_manifest
 from rlk.operator import Operator
-from rlk.survey.rivals import JUDGMENTS as RIVAL_JUDGMENTS
-from rlk.survey.rivals import held_to
+from rlk.survey.peers import JUDGMENTS as PEER_JUDGMENTS
+from rlk.survey.peers import held_to
 
 
 class Tier(StrEnum):
@@ -60,11 +60,11 @@ def gate(
     """Judge what operators claim; exit status 0 passed, 1 judged red, 2 could not judge."""
     chosen, workload = _choose(operators or [], everything, manifest, case)
     named = backend or (case.split("/")[1] if case and case.count("/") > 2 else None)
-    rival = named if not any(o.backend(named or "") for o in chosen) else None
-    if rival is not None:
-        chosen = [held_to(operator, rival) for operator in chosen]
+    peer = named if not any(o.backend(named or "") for o in chosen) else None
+    if peer is not None:
+        chosen = [held_to(operator, peer) for operator in chosen]
     planned = gates.cases(chosen, backend=backend, tier=tier.value, seed=seed, identity=case)
-    planned = [c for c in planned if rival is None or c.judgment in RIVAL_JUDGMENTS]
+    planned = [c for c in planned if peer is None or c.judgment in PEER_JUDGMENTS]
     _require_runnable(planned)
     if dump is not None:
         report_file.make_folder(dump)
@@ -74,7 +74,7 @@ def gate(
         finished = False
         try:
             # Other processes know declared backends alone.
-            processes = 1 if rival else jobs or os.cpu_count() or 1
+            processes = 1 if peer else jobs or os.cpu_count() or 1
             finished = _judge(planned, dump, processes, records)
         finally:
             with report_file.uninterrupted():

@@ -12,7 +12,7 @@ import torch
 from rlk.bench.variants import Peer
 from rlk.cli import bench, survey
 from rlk.records import BenchRow
-from rlk.survey import rivals, values
+from rlk.survey import peers, values
 
 SCHEMA = json.loads((files("rlk") / "records" / "records.schema.json").read_bytes())
 # The modules, whose names in the package are their commands.
@@ -24,9 +24,9 @@ PEERS = (
 
 
 @pytest.fixture(autouse=True)
-def peers(monkeypatch):
-    for module in (rivals, values):
-        monkeypatch.setattr(module, "rivals", lambda operator: PEERS)
+def known_peers(monkeypatch):
+    for module in (peers, values):
+        monkeypatch.setattr(module, "peers_of", lambda operator: PEERS)
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ from rlk.bench.variants import Peer
 from rlk.errors import BackendError
 from rlk.gates import cases, judge
 from rlk.operator import FLOATS, Claim, Operator, Tensor, Workload
-from rlk.survey import rivals, values
-from rlk.survey.rivals import held_to
+from rlk.survey import peers, values
+from rlk.survey.peers import held_to
 from rlk.test_support import tiny_operator
 
 
@@ -74,9 +74,9 @@ PEERS = (
 
 
 @pytest.fixture(autouse=True)
-def peers(monkeypatch):
-    for module in (rivals, values):
-        monkeypatch.setattr(module, "rivals", lambda operator: PEERS)
+def known_peers(monkeypatch):
+    for module in (peers, values):
+        monkeypatch.setattr(module, "peers_of", lambda operator: PEERS)
 
 
 @pytest.fixture
@@ -170,8 +170,8 @@ def test_survey_of_a_library_takes_terms_and_not_the_sum_that_stands_for_them(mo
         workloads=(Workload("somewhere", {"T": 20, "N": 8}),), oracle=twice_a_sum, backends=(),
     )  # fmt: skip
     others = (Peer("eager", "torch", lambda told: twice_a_sum),)
-    for module in (rivals, values):
-        monkeypatch.setattr(module, "rivals", lambda operator: others)
+    for module in (peers, values):
+        monkeypatch.setattr(module, "peers_of", lambda operator: others)
     (place,) = values.places(summed, "float32", None, seed=1)
     found = values.survey(place, "eager")
     assert (found.verdict, found.reason) == ("measured", None)

@@ -9,7 +9,7 @@ import torch
 
 from rlk import dispatch
 from rlk.arguments import dtype_name
-from rlk.bench.variants import rivals
+from rlk.bench.variants import peers_of
 from rlk.compare import same_bits
 from rlk.errors import BackendError, PlatformError, RlkError
 from rlk.execution import Execution
@@ -19,7 +19,7 @@ from rlk.gates.casts import names_of
 from rlk.gates.inputs import Fixture, fixture, real_sizes, row_elements, row_shape, smallest_sizes
 from rlk.operator import Operator
 from rlk.records import SurveyRow, TensorAccuracy
-from rlk.survey.rivals import held_to
+from rlk.survey.peers import held_to
 
 # Rows of one call: those of gates on a CPU, where kernels are interpreted; on a GPU enough for a
 # library to choose another kernel and for sums over rows to be long, and few enough for the oracle.
@@ -80,13 +80,13 @@ def places(operator: Operator, dtype: str, rows: int | None, seed: int) -> list[
 
 def names(operator: Operator) -> list[str]:
     """Every variant: our backends, then other libraries."""
-    return [*(b.name for b in operator.backends), *(peer.name for peer in rivals(operator))]
+    return [*(b.name for b in operator.backends), *(peer.name for peer in peers_of(operator))]
 
 
 def survey(place: Place, name: str) -> SurveyRow:
     """The row of one variant, whatever becomes of the attempt."""
     operator, ours = place.operator, place.operator.backend(name) is not None
-    versions = {peer.name: peer.version() or "" for peer in rivals(operator)}
+    versions = {peer.name: peer.version() or "" for peer in peers_of(operator)}
     row = SurveyRow(
         operator=operator.name,
         size=place.label,

@@ -4,7 +4,7 @@
 import pytest
 import torch
 
-from rlk.bench.variants import conventions, rivals
+from rlk.bench.variants import conventions, peers_of
 from rlk.compare import assert_same_bits
 from rlk_qwen3next.conftest import NEEDS_INTERPRETER, OPERATORS
 from rlk_qwen3next.qwen3_next_rms_norm import prior_art as centred
@@ -50,7 +50,7 @@ def test_functions_without_an_offset_or_another_activation_refuse_them():
 @pytest.mark.parametrize("name", OPERATORS)
 def test_survey_of_every_norm_names_other_conventions_once(name):
     operator = OPERATORS[name]
-    names = [peer.name for peer in rivals(operator)]
+    names = [peer.name for peer in peers_of(operator)]
     assert len(set(names)) == len(names) >= 4
     assert {peer.name for peer in conventions(operator)} <= set(names)
     assert "torch.compile, sum unrounded" in names or not name.startswith("rms_norm_residual")

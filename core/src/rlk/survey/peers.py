@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import torch
 
-from rlk.bench.variants import Call, Peer, rivals
+from rlk.bench.variants import Call, Peer, peers_of
 from rlk.errors import BackendError
 from rlk.launch import record
 from rlk.operator import Backend, Operator
@@ -42,7 +42,7 @@ def held_to(operator: Operator, name: str) -> Operator:
     Raises:
         BackendError: no peer of the operator has this name.
     """
-    peers = {peer.name: peer for peer in rivals(operator)}
+    peers = {peer.name: peer for peer in peers_of(operator)}
     if name not in peers:
         names = ", ".join([*(b.name for b in operator.backends), *peers])
         raise BackendError(f"{operator.name}: backend must be one of {names}, got {name!r}")
