@@ -87,6 +87,7 @@ def _run(
         if jobs > 1:
             step(done, "the gates of all operators")
             judged = side_by_side([(operator, dtype) for operator, dtype, _ in planned], jobs)
+            _compile_by(jobs)
         for place, (operator, dtype, its_works) in enumerate(planned):
             step(done, f"{operator.name} {dtype}, its gates")
             refused = judged[place] if judged else refusals(operator, dtype)
@@ -99,3 +100,10 @@ def _run(
                 found += measured
                 done += 1
                 keep()
+
+
+def _compile_by(processes: int) -> None:
+    """Let torch.compile use processors that are idle, as it compiles anew for every size."""
+    from torch._inductor import config  # slow to import
+
+    config.compile_threads = processes

@@ -8,6 +8,7 @@ from importlib.resources import files
 import jsonschema
 import pytest
 import torch
+from torch._inductor import config as inductor
 
 from rlk.bench.variants import Peer
 from rlk.cli import bench, survey
@@ -187,12 +188,14 @@ def test_bench_with_jobs_judges_all_operators_before_it_measures(invoke, record,
 
     monkeypatch.setattr(bench_command, "side_by_side", judged)
     monkeypatch.setattr(bench_command, "measure", measured)
+    monkeypatch.setattr(inductor, "compile_threads", 1)
     dtypes = ("float32", "float16")
     options = [word for dtype in dtypes for word in ("--dtype", dtype)]
     result = invoke("bench", "twice", "--jobs", 3, *options, "--json", record.path)
     assert result.exit_code == 0, result.output
     assert told[0] == ([("twice", dtype) for dtype in dtypes], 3)
     assert told[1:] == [(f"torch.{dtype}", {"cuda": ("failed", dtype)}) for dtype in dtypes]
+    assert inductor.compile_threads == 3
 
 
 def survey_origin():
