@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rlk.errors import RlkError
-from rlk.records import Bench, Document, ExactGrad, decode
+from rlk.records import Bench, Document, ExactGrad, Profile, decode
 
 # What tells one row from another, by kind.
 KEYS = {
@@ -22,6 +22,7 @@ KEYS = {
     "rlk.exact-grad/1": ("operator", "size", "dtype"),
     "rlk.gate-summary/2": ("operator", "backend", "judgment", "status"),
     "rlk.install/1": ("operator", "way"),
+    "rlk.profile/1": ("operator", "size", "layout", "dtype", "backend", "direction", "launch"),
 }
 # A median moves less than 5 % between runs of one source; three spreads where those are wider.
 NOISE, SPREADS = 0.05, 3.0
@@ -29,13 +30,15 @@ NOISE, SPREADS = 0.05, 3.0
 LOSS = 0.10
 # Microseconds: a clock's least spread, and the last digit of records that have none.
 RESOLUTION = 0.1
-TIMES = ("forward_us", "backward_us", "both_us", "rounding_us", "exact_us")
-# What follows from times, or is the host's.
+TIMES = ("forward_us", "backward_us", "both_us", "rounding_us", "exact_us", "duration_us")
+TIMED = Bench | ExactGrad | Profile
+# What follows from times, moves as they do, or is the host's.
 DERIVED = {
     "forward_ratio", "both_ratio", "peer_ratio", "terabytes_per_second", "host_us", "host_grad_us",
     "host_train_us", "eager_us", "eager_train_us", "hard_data", "forward_spread_us",
     "backward_spread_us", "rounding_spread_us", "exact_spread_us", "overhead",
-    "end_of_block_host_us",
+    "end_of_block_host_us", "dram_pct", "dram_read_mib", "dram_written_mib", "sm_pct", "tensor_pct",
+    "issue_pct", "occupancy_pct", "l2_hit_pct", "stall", "stalled_warps_per_issue",
 }  # fmt: skip
 
 
@@ -56,7 +59,7 @@ def differences(a: Document, b: Document) -> Iterator[str]:
         elif key not in ours:
             yield f"{name}: only in the second"
         else:
-            yield from _values(name, ours[key], theirs[key], isinstance(a, Bench | ExactGrad))
+            yield from _values(name, ours[key], theirs[key], isinstance(a, TIMED))
 
 
 def _rows(record: Document, keys: Iterable[str]) -> dict[tuple[str, ...], Any]:

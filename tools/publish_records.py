@@ -25,6 +25,7 @@ from rlk.records import (
     ExactGrad,
     GateSummary,
     Install,
+    Profile,
     Source,
     Survey,
     load_folder,
@@ -43,6 +44,7 @@ SINGLE: dict[type[Document], str] = {
     Conventions: "conventions.json",
     ExactGrad: "exact_grad.json",
     Install: "install.json",
+    Profile: "profile.json",
 }
 # The verdict on who was not there.
 ABSENT = "not applicable"

@@ -19,6 +19,8 @@ from rlk.records import (
     Install,
     InstallRow,
     Origin,
+    Profile,
+    ProfileRow,
     Source,
     Survey,
     SurveyRow,
@@ -67,6 +69,20 @@ COST = ExactGrad(
 )  # fmt: skip
 
 
+PROFILE = Profile(
+    origin=ORIGIN,
+    ncu="2025.3",
+    method="replay",
+    rows=[
+        ProfileRow(
+            operator="demo", size="1x2", layout="packed", dtype="bfloat16", backend="cuda",
+            direction="forward", launch=1, kernel="row", grid="7x1x1", block="128x1x1",
+            duration_us=100.0, dram_pct=80.0, registers_per_thread=40,
+        )
+    ],
+)  # fmt: skip
+
+
 def gates(judgment, status="passed", origin=ORIGIN, tier="full"):
     row = GateRow(
         operator="demo", bits_version=1, backend="cuda", judgment=judgment, status=status, records=4
@@ -91,9 +107,10 @@ def publish(tmp_path):
 
 def test_publish_puts_gates_together_and_keeps_the_others(publish, tmp_path):
     judged = {"a": gates("layout"), "b": gates("repeatable", "failed")}
-    assert publish(**judged, survey=SURVEY, bench=BENCH, wheels=INSTALL, cost=COST) == 0
+    others = {"wheels": INSTALL, "cost": COST, "limits": PROFILE}
+    assert publish(**judged, survey=SURVEY, bench=BENCH, **others) == 0
     kept = load_folder(tmp_path / "kept")
-    single = {"install.json": INSTALL, "exact_grad.json": COST}
+    single = {"install.json": INSTALL, "exact_grad.json": COST, "profile.json": PROFILE}
     assert kept.keys() == {"gates.json", "survey.json", "bench.json", *single}
     assert {name: kept[name] for name in single} == single
     assert [row.judgment for row in kept["gates.json"].rows] == ["layout", "repeatable"]
@@ -301,6 +318,19 @@ def test_compare_values_and_gates_must_be_equal():
     assert "rows_alone {'y': 0} -> {'y': 1}" in line
     failed = list(compare_records.differences(gates("layout"), gates("layout", "failed")))
     assert len(failed) == 2
+
+
+def test_compare_launches_tells_times_and_what_the_compiler_decided():
+    def of(**values):
+        return replace(PROFILE, rows=[replace(PROFILE.rows[0], **values)])
+
+    noise = of(duration_us=104.0, dram_pct=70.0, stall="wait")
+    assert list(compare_records.differences(PROFILE, noise)) == []
+    (line,) = compare_records.differences(PROFILE, of(duration_us=120.0))
+    assert line.endswith("packed bfloat16 cuda forward 1: duration_us 100 -> 120 (+20.0 %)")
+    (line,) = compare_records.differences(PROFILE, of(registers_per_thread=48))
+    assert line.endswith("registers_per_thread 40 -> 48")
+    assert len(list(compare_records.differences(PROFILE, of(launch=2)))) == 2
 
 
 def test_compare_from_a_time_of_zero_has_no_percentage():

@@ -10,7 +10,17 @@ import torch
 
 from rlk.bench.work import works
 from rlk.operator import Operator
-from rlk.records import Bench, BenchRow, Document, GateSummary, Origin, Survey, load_folder, state
+from rlk.records import (
+    Bench,
+    BenchRow,
+    Document,
+    GateSummary,
+    Origin,
+    Profile,
+    Survey,
+    load_folder,
+    state,
+)
 
 # The judgments that must pass for a word; the word's own name where none is listed.
 JUDGMENTS = {"batch_invariant": ("forward_invariance", "gradient_invariance")}
@@ -59,6 +69,10 @@ class Evidence:
     def survey(self, operator: Operator) -> list[tuple[str, Survey]]:
         """The records of what variants of an operator compute, chosen as those of times."""
         return self._of(operator, Survey)
+
+    def profile(self, operator: Operator) -> list[tuple[str, Profile]]:
+        """The records of what limits the kernels of an operator, chosen as those of times."""
+        return self._of(operator, Profile)
 
     def state(self, operator: Operator, origin: Origin) -> str:
         """`current` or `older`."""

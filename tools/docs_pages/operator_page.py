@@ -134,6 +134,8 @@ def _measured(operator: Operator, evidence: Evidence) -> tuple[str, dict[str, st
         ("### Accuracy and invariance\n", list(_values(operator, evidence, images))),
     ):
         parts += [title, *(found or [f"{NOT_RUN.capitalize()}.\n"])]
+    limits = list(_limits(operator, evidence))
+    parts += ["### What limits the kernels\n", *limits] if limits else []
     return "\n".join(parts), images
 
 
@@ -159,6 +161,15 @@ def _values(operator: Operator, evidence: Evidence, images: dict[str, str]) -> I
         yield from tables.shown(tables.VALUES, tables.values(rows))
     if everything:
         yield from _images(operator, plots.of_values(everything), images)
+
+
+def _limits(operator: Operator, evidence: Evidence) -> Iterator[str]:
+    for path, record in evidence.profile(operator):
+        rows = [row for row in record.rows if row.operator == operator.name]
+        yield _source(record.origin, path, evidence.state(operator, record.origin))
+        tool = "Nsight Compute" if record.ncu is None else f"Nsight Compute {record.ncu}"
+        yield f"{tool}: {record.method}.\n"
+        yield from tables.shown(tables.LIMITS, tables.limits(rows))
 
 
 def _images(

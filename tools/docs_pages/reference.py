@@ -11,7 +11,7 @@ from docs_pages.operator_page import NOT_RUN, cell, runs_on
 from rlk.cli import app
 from rlk.manifest import Manifest
 from rlk.operator import CLAIM_WORDS, Operator
-from rlk.records import Bench, Conventions, ExactGrad, GateSummary, Install, Survey
+from rlk.records import Bench, Conventions, ExactGrad, GateSummary, Install, Profile, Survey
 from rlk.report.markdown import table
 
 # The GPU generations that users have: a column says `not run` until a record speaks for it.
@@ -108,6 +108,7 @@ def records(operators: Mapping[str, Operator], evidence: Evidence) -> str:
         ExactGrad: "cost of exact gradients",
         GateSummary: "gates",
         Install: "installed wheels",
+        Profile: "what limits kernels",
     }
     rows = []
     for path, record in evidence.records.items():

@@ -14,7 +14,7 @@ from docs_pages.evidence import Evidence
 from docs_stage import ROOT
 
 from rlk import environment
-from rlk.records import Bench, Survey
+from rlk.records import Bench, Profile, ProfileRow, Survey, load_folder, write
 from rlk.report.markdown import table
 
 PAGE = "packages/rlk-qwen3next/src/rlk_qwen3next/rms_norm/page.md"
@@ -151,13 +151,45 @@ def test_every_number_of_an_operator_page_traces_to_a_record(stage, operators):
         records = "".join(
             (ROOT / "docs" / "records" / path).read_text()
             for path, record in site.evidence.records.items()
-            if isinstance(record, Bench | Survey)
+            if isinstance(record, Bench | Profile | Survey)
         )
         assert untraced(text, records) == [], name
         measured += len(NUMBER.findall(MEASURED.findall(text)[0]))
     assert measured > 100
     planted = table(("variant", "forward us"), [("cuda", 123.4567)])
     assert untraced(f"## Measured\n{planted}\n## Limits\n", records) == ["123.457"]
+
+
+def test_operator_page_shows_what_limits_kernels_once_there_is_a_record(repository, stage):
+    heading = "### What limits the kernels"
+    title = re.compile(rf"^{heading}$", re.MULTILINE)
+    folder = repository / "docs" / "records" / "h200"
+    (folder / "profile.json").unlink(missing_ok=True)
+    assert not any(title.search(text) for text in stage().pages.values())
+    row = ProfileRow(
+        operator="rms_norm", size="8x16", layout="contiguous", dtype="bfloat16", backend="cuda",
+        direction="backward", launch=1, kernel="row_kernel", grid="7x1x1", block="128x1x1",
+        duration_us=871.3, dram_pct=83.19, stall="barrier", stalled_warps_per_issue=3.072,
+        registers_per_thread=41,
+    )  # fmt: skip
+    origin = next(iter(load_folder(folder).values())).origin
+    record = Profile(origin=origin, ncu="2025.3.1.0", method="a way", rows=[row])
+    write(folder / "profile.json", record)
+    pages = stage().pages
+    assert not title.search(pages["operators/rms_norm_gated.md"])
+    (part,) = MEASURED.findall(pages["operators/rms_norm.md"])
+    shown = part.partition(heading)[2]
+    assert "[Record](../records/h200/profile.json)" in shown
+    assert "Nsight Compute 2025.3.1.0: a way." in shown
+    (line,) = (line for line in shown.splitlines() if line.startswith("| cuda"))
+    assert line.startswith(
+        "| cuda | backward | row_kernel | 871.3 | 83.19 | - | - | - | - | barrier"
+    )
+    assert untraced(f"## Measured\n{shown}\n## ", (folder / "profile.json").read_text()) == []
+    assert (
+        "[h200/profile.json](../records/h200/profile.json) | what limits kernels"
+        in (pages["reference/records.md"])
+    )
 
 
 def test_readme_takes_its_claims_and_its_plot_from_records(operators):

@@ -236,6 +236,51 @@ class ExactGrad(Strict, frozen=True, kw_only=True, tag_field="schema", tag="rlk.
     rows: list[ExactGradRow]
 
 
+class ProfileRow(Strict, frozen=True, kw_only=True, omit_defaults=True):
+    """One launch of a kernel, the `launch`-th of its direction, and what its GPU counted.
+
+    Shares are in per cent: of peak bandwidth (`dram_pct`) and peak throughput (`sm_pct`) while the
+    kernel ran, of the cycles in which a processor was active for tensor cores, issue and occupancy.
+    `stall` is the reason for which most warps wait, `stalled_warps_per_issue` how many do. What
+    the GPU does not count is absent.
+    """
+
+    operator: str
+    size: str
+    layout: str
+    dtype: str
+    backend: str
+    direction: Literal["forward", "backward"]
+    launch: int
+    kernel: str
+    grid: str
+    block: str
+    duration_us: float | None = None
+    dram_pct: float | None = None
+    dram_read_mib: float | None = None
+    dram_written_mib: float | None = None
+    sm_pct: float | None = None
+    tensor_pct: float | None = None
+    issue_pct: float | None = None
+    occupancy_pct: float | None = None
+    l2_hit_pct: float | None = None
+    registers_per_thread: int | None = None
+    shared_bytes_per_block: int | None = None
+    waves_per_sm: float | None = None
+    stall: str | None = None
+    stalled_warps_per_issue: float | None = None
+
+
+class Profile(Strict, frozen=True, kw_only=True, tag_field="schema", tag="rlk.profile/1"):
+    """A run of `python -m rlk.bench.profile`; `ncu` is the version of Nsight Compute."""
+
+    origin: Origin
+    ncu: str | None
+    method: str
+    interrupted: bool = False
+    rows: list[ProfileRow]
+
+
 class GateRow(Strict, frozen=True, kw_only=True):
     """How many records one judgment of one operator on one backend left with one status."""
 
@@ -280,7 +325,7 @@ class Install(Strict, frozen=True, kw_only=True, tag_field="schema", tag="rlk.in
 # What an origin says of the machine and of what is installed there.
 MACHINE = ("device", "driver", "compute_capability", "python", "torch", "triton", "cuda")
 
-Document: TypeAlias = Bench | Conventions | Survey | GateSummary | ExactGrad | Install
+Document: TypeAlias = Bench | Conventions | Survey | GateSummary | ExactGrad | Install | Profile
 
 
 def origin(facts: dict | None = None, command: str | None = None) -> Origin:

@@ -17,6 +17,8 @@ from rlk.records import (
     Bench,
     BenchRow,
     Origin,
+    Profile,
+    ProfileRow,
     Source,
     decode,
     json_schema,
@@ -59,6 +61,23 @@ def test_record_written_and_read_again_is_the_same_but_for_noise(tmp_path):
     assert found.rows[0].forward_us == 1.235
     write(tmp_path / "a.json", found)
     assert (tmp_path / "a.json").read_bytes() == text
+
+
+def test_profile_written_and_read_again_leaves_out_what_was_not_counted(tmp_path):
+    row = ProfileRow(
+        operator="demo", size="1x2", layout="packed", dtype="bfloat16", backend="cuda",
+        direction="backward", launch=2, kernel="fold", grid="7x1x1", block="128x1x1",
+        duration_us=12.34567, registers_per_thread=40, stall="wait", stalled_warps_per_issue=1.5,
+    )  # fmt: skip
+    write(tmp_path / "a.json", Profile(origin=ORIGIN, ncu="1", method="replay", rows=[row]))
+    text = (tmp_path / "a.json").read_bytes()
+    jsonschema.validate(json.loads(text), SCHEMA)
+    (found,) = decode(text).rows
+    assert (found.duration_us, found.registers_per_thread, found.dram_pct) == (12.35, 40, None)
+    assert (found.launch, found.stall, found.stalled_warps_per_issue) == (2, "wait", 1.5)
+    assert b"dram_pct" not in text
+    with pytest.raises(RlkError, match="direction"):
+        decode(text.replace(b"backward", b"sideward"))
 
 
 @pytest.mark.parametrize(

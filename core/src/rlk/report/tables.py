@@ -3,7 +3,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from rlk.records import BenchRow, SurveyRow
+from rlk.records import BenchRow, ProfileRow, SurveyRow
 from rlk.records.document import VERDICTS
 from rlk.report.markdown import table
 
@@ -15,6 +15,11 @@ SPEED = (
 VALUES = (
     "variant", "version", "rows that differ alone", "batches that differ", "parameter gradients",
     "correctly rounded", "worst ulp", "gradient elements beyond tolerance", "worst gradient ulp",
+)  # fmt: skip
+LIMITS = (
+    "backend", "direction", "kernel", "us", "DRAM %", "SM %", "tensor %", "issue %", "occupancy %",
+    "most stalled warps an issue", "L2 hits %", "MiB read", "MiB written", "grid", "block",
+    "waves an SM", "registers a thread", "shared bytes a block",
 )  # fmt: skip
 Cells = list[tuple[object, ...]]
 
@@ -64,6 +69,22 @@ def values(rows: Sequence[SurveyRow]) -> list[tuple[str, Cells]]:
                 row.worst_gradient_ulp,
             )
         )
+    return list(found.items())
+
+
+def limits(rows: Sequence[ProfileRow]) -> list[tuple[str, Cells]]:
+    """A heading for each size, and a line for each launch."""
+    found: dict[str, Cells] = {}
+    for row in rows:
+        found.setdefault(f"{row.size} {row.dtype} {row.layout}", []).append(
+            (
+                row.backend, row.direction, row.kernel, row.duration_us, row.dram_pct, row.sm_pct,
+                row.tensor_pct, row.issue_pct, row.occupancy_pct,
+                _each([(row.stall or "", row.stalled_warps_per_issue)]), row.l2_hit_pct,
+                row.dram_read_mib, row.dram_written_mib, row.grid, row.block, row.waves_per_sm,
+                row.registers_per_thread, row.shared_bytes_per_block,
+            )
+        )  # fmt: skip
     return list(found.items())
 
 
