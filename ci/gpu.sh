@@ -2,22 +2,23 @@
 # SPDX-License-Identifier: Apache-2.0
 # Everything that needs a GPU. On 16 processors a run of one or two parts takes at most ten minutes.
 #
-#     bash ci/gpu.sh OUT_DIR [--only tests|gates|sanitizer|survey|conventions|bench|exact_grad|ptx|integration|install]...
+#     bash ci/gpu.sh OUT_DIR [--only tests|gates|sanitizer|survey|conventions|bench|exact_grad|profile|ptx|integration|install]...
 #
 # RLK_GPU_WORKERS is the number of pytest's workers, 8 if unset, and half of how many parts run side
 # by side. RLK_GPU_OPERATORS names the operators that are judged, surveyed and measured, all if
 # unset; RLK_GPU_DTYPES the dtypes of the benchmark, bfloat16 if unset; RLK_GPU_ROWS its further row
-# counts.
+# counts, and those of the profile.
 #
 # Needs no installation of rlk. `integration` needs transformers and diffusers, `install` a folder
-# of wheels with kernels for this GPU (RLK_WHEELS, dist if unset); both run only when asked for.
+# of wheels with kernels for this GPU (RLK_WHEELS, dist if unset), `profile` ncu of Nsight Compute,
+# for what limits each kernel; they run only when asked for.
 # Each part leaves OUT_DIR/<part>.log and JSON beside it, and replaces only those of its own name: what
 # runs of other parts, operators or dtypes left in OUT_DIR stays. Exit status 0 all passed, 1
 # something is red, 2 this machine cannot run it.
 set -uo pipefail
 
 usage() {
-    echo "usage: gpu.sh OUT_DIR [--only tests|gates|sanitizer|survey|conventions|bench|exact_grad|ptx|integration|install]..." >&2
+    echo "usage: gpu.sh OUT_DIR [--only tests|gates|sanitizer|survey|conventions|bench|exact_grad|profile|ptx|integration|install]..." >&2
     exit 2
 }
 
@@ -27,7 +28,7 @@ OUT=$(cd "$1" && pwd)
 shift
 PARTS=()
 while [ $# -gt 0 ]; do
-    [ "$1" = --only ] && [[ "${2:-}" =~ ^(tests|gates|sanitizer|survey|conventions|bench|exact_grad|ptx|integration|install)$ ]] || usage
+    [ "$1" = --only ] && [[ "${2:-}" =~ ^(tests|gates|sanitizer|survey|conventions|bench|exact_grad|profile|ptx|integration|install)$ ]] || usage
     PARTS+=("$2")
     shift 2
 done
@@ -126,7 +127,12 @@ bench() {
 # A file of several operators is named after those that were chosen.
 CONVENTIONS=$(printf -- '-%s' conventions ${RLK_GPU_OPERATORS:-})
 BENCH=$(printf -- '-%s' bench ${RLK_GPU_OPERATORS:-} ${RLK_GPU_DTYPES:-})
-CONVENTIONS=${CONVENTIONS#-} BENCH=${BENCH#-}
+PROFILE=$(printf -- '-%s' profile ${RLK_GPU_OPERATORS:-})
+CONVENTIONS=${CONVENTIONS#-} BENCH=${BENCH#-} PROFILE=${PROFILE#-}
+profile() {
+    "$PYTHON" -m rlk.bench.profile $(operators) $(each --rows ${RLK_GPU_ROWS:-}) \
+        --jobs "$WORKERS" --json "$1"
+}
 exact_grad() { "$PYTHON" -m rlk.exact_grad.overhead --json "$OUT/exact_grad.json"; }
 
 NAMES=()
@@ -170,6 +176,10 @@ if [ ${#NAMES[@]} -eq 0 ] || part build build; then
     if wanted exact_grad; then
         part exact_grad exact_grad
         NAMES+=(exact_grad)
+    fi
+    if wanted profile; then
+        part "$PROFILE" profile "$OUT/$PROFILE.json"
+        NAMES+=("$PROFILE")
     fi
 fi
 "$PYTHON" ci/gpu_report.py table "$OUT" "${NAMES[@]}"

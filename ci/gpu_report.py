@@ -44,6 +44,8 @@ def lacking(parts: Sequence[str]) -> str | None:
     for package in ("transformers", "diffusers") if "integration" in parts else ():
         if importlib.util.find_spec(package) is None:
             return f"needs the package {package}, got none; install it or leave out that part"
+    if "profile" in parts and shutil.which("ncu") is None:
+        return "needs ncu, got none; install Nsight Compute or leave out that part"
     if "sanitizer" in parts and shutil.which("compute-sanitizer") is None:
         return "needs compute-sanitizer, got none; install the CUDA toolkit or leave out that part"
     return None
@@ -151,6 +153,24 @@ def judge_conventions(out: Path, name: str) -> tuple[bool, str]:
     return absent < len(rows) and not failed, text
 
 
+def judge_profile(out: Path, name: str) -> tuple[bool, str]:
+    """Whether each of our backends of each operator that was asked for left a launch."""
+    import bench_limits
+
+    from rlk import registry
+    from rlk.records import Profile, decode
+
+    record = decode((out / f"{name}.json").read_bytes(), name)
+    if not isinstance(record, Profile):
+        raise ValueError(f"{name}.json must be of rlk.bench.profile, got {type(record).__name__}")
+    asked = [registry.find(operator) for operator in name.split("-")[1:] or registry.operators()]
+    wanted = {(o.name, b.name) for o in asked for b in o.backends if b.name in bench_limits.OURS}
+    lacking = sorted(wanted - {(row.operator, row.backend) for row in record.rows})
+    text = f"{len(record.rows)} launches by ncu {record.ncu} on {record.origin.device}"
+    text += "".join(f"; no {backend} of {operator}" for operator, backend in lacking)
+    return bool(wanted) and not lacking and not record.interrupted, text
+
+
 def judge_starved(out: Path, name: str) -> tuple[bool, str]:
     """Whether the one variant that was asked for by name was tried at every size."""
     document = json.loads((out / f"{name}.json").read_text())
@@ -174,6 +194,7 @@ JUDGES: dict[str, Callable[[Path, str], tuple[bool, str]]] = {
     "survey": judge_survey,
     "starved": judge_starved,
     "conventions": judge_conventions,
+    "profile": judge_profile,
 }
 
 

@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """What ci/gpu_report.py calls red: faults planted into what parts of a run left."""
 
+import importlib.util
 import json
 
 import bench_limits
 import gpu_report
 import pytest
+import torch
 from msgspec.structs import replace
 
-from rlk.records import Bench, BenchRow, Origin, Source, write
+from rlk import registry
+from rlk.cuda import toolchain
+from rlk.records import Bench, BenchRow, Origin, Profile, ProfileRow, Source, write
 
 ORIGIN = Origin(
     command="rlk bench", packages={"rlk-core": Source(version="1", commit=None, dirty=None)},
@@ -147,6 +151,66 @@ COMPARED = {"other": "Liger", "missing": None}
 )
 def test_conventions_red_if_a_function_failed_whose_library_is_there(tmp_path, rows, passed):
     assert left(tmp_path, "conventions-a", {"rows": rows}) is passed
+
+
+def profile(*backends, operator=NAME, **changes):
+    rows = [
+        ProfileRow(
+            operator=operator, size=SIZE, layout="contiguous", dtype="bfloat16", backend=backend,
+            direction="forward", launch=1, kernel="row", grid="1x1x1", block="1x1x1",
+        )
+        for backend in backends
+    ]  # fmt: skip
+    return replace(Profile(origin=ORIGIN, ncu="2025.3", method="replay", rows=rows), **changes)
+
+
+@pytest.mark.parametrize(
+    ("name", "record", "passed", "words"),
+    [
+        (f"profile-{NAME}", profile("cuda", "triton"), True, "2 launches by ncu 2025.3 on"),
+        (f"profile-{NAME}", profile("cuda"), False, f"no triton of {NAME}"),
+        (f"profile-{NAME}", profile("cuda", "triton", interrupted=True), False, "2 launches"),
+        (f"profile-{NAME}", profile("cuda", "triton", operator="rms_norm"), False, "no cuda of"),
+        (f"profile-{NAME}-rms_norm", profile("cuda", "triton"), False, "no cuda of rms_norm"),
+        # Without names it was to be of every operator.
+        ("profile", profile("cuda", "triton"), False, "no cuda of "),
+        (f"profile-{NAME}", BENCH, False, "must be of rlk.bench.profile, got Bench"),
+    ],
+)
+def test_profile_red_unless_each_backend_left_a_launch(tmp_path, name, record, passed, words):
+    write(tmp_path / f"{name}.json", record)
+    (tmp_path / f"{name}.status").write_text("0 1")
+    (tmp_path / f"{name}.log").touch()
+    found, _, _, text = gpu_report.row(tmp_path, name)
+    assert found is passed
+    assert words in text
+
+
+def test_profile_of_every_operator_is_of_each_backend_of_ours(tmp_path):
+    rows = [
+        row
+        for operator in registry.operators().values()
+        for row in profile("cuda", "triton", operator=operator.name).rows
+    ]
+    write(tmp_path / "profile.json", profile(rows=rows))
+    assert gpu_report.judge_profile(tmp_path, "profile")[0]
+
+
+@pytest.mark.parametrize(
+    ("parts", "lack"),
+    [
+        (["profile"], "needs ncu, got none; install Nsight Compute or leave out that part"),
+        (["bench"], None),
+    ],
+)
+def test_machine_without_ncu_cannot_run_the_profile_alone(tmp_path, monkeypatch, parts, lack):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(toolchain, "nvcc_missing", lambda: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    assert gpu_report.lacking(parts) == lack
+    (tmp_path / "ncu").touch(mode=0o755)
+    assert gpu_report.lacking(parts) is None
 
 
 @pytest.mark.parametrize(

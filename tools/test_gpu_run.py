@@ -85,6 +85,19 @@ def test_run_of_models_hides_fla(gpu_run, tmp_path):
         exec((tmp_path / "fla.py").read_text())
 
 
+def test_run_profiles_alone_after_what_it_measures_and_only_when_asked(gpu_run, tmp_path):
+    found = gpu_run("profile", "bench", "exact_grad", operators="a b", rows="7", workers="3")
+    assert found == {"bench-a-b.json", "exact_grad.json", "profile-a-b.json"}
+    calls = (tmp_path / "calls").read_text().splitlines()
+    file = f"{tmp_path}/out/profile-a-b.json"
+    assert calls[-2] == f"-m rlk.bench.profile a b --rows 7 --jobs 3 --json {file}"
+    assert calls[-1].endswith("table " + f"{tmp_path}/out build bench-a-b exact_grad profile-a-b")
+    (tmp_path / "calls").unlink()
+    assert "profile.json" not in gpu_run(operators="")
+    assert "rlk.bench.profile" not in (tmp_path / "calls").read_text()
+    assert "profile.json" in gpu_run("profile")
+
+
 @pytest.mark.parametrize("arguments", [(), ("out", "--only"), ("out", "--only", "speed")])
 def test_run_of_no_known_part_is_refused(arguments, tmp_path):
     command = ["bash", str(ROOT / "ci/gpu.sh"), *arguments]
