@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Everything that needs a GPU. On 16 processors a run of one or two parts takes at most ten minutes.
 #
-#     bash ci/gpu.sh OUT_DIR [--only tests|gates|sanitizer|survey|conventions|bench|exact_grad|profile|ptx|integration|install]...
+#     bash ci/gpu.sh OUT_DIR [--only PART]...   # PART: one of KNOWN below
 #
 # RLK_GPU_WORKERS is the number of pytest's workers, 8 if unset, and half of how many parts run side
 # by side. RLK_GPU_OPERATORS names the operators that are judged, surveyed and measured, all if
@@ -17,8 +17,9 @@
 # something is red, 2 this machine cannot run it.
 set -uo pipefail
 
+KNOWN="tests|gates|sanitizer|survey|conventions|bench|exact_grad|profile|ptx|integration|install"
 usage() {
-    echo "usage: gpu.sh OUT_DIR [--only tests|gates|sanitizer|survey|conventions|bench|exact_grad|profile|ptx|integration|install]..." >&2
+    echo "usage: gpu.sh OUT_DIR [--only $KNOWN]..." >&2
     exit 2
 }
 
@@ -28,7 +29,7 @@ OUT=$(cd "$1" && pwd)
 shift
 PARTS=()
 while [ $# -gt 0 ]; do
-    [ "$1" = --only ] && [[ "${2:-}" =~ ^(tests|gates|sanitizer|survey|conventions|bench|exact_grad|profile|ptx|integration|install)$ ]] || usage
+    [ "$1" = --only ] && [[ "${2:-}" =~ ^($KNOWN)$ ]] || usage
     PARTS+=("$2")
     shift 2
 done
@@ -100,8 +101,8 @@ integration() {
     mapfile -t files < <(gpu_files packages/*/integration)
     mkdir -p "$METADATA/hidden"
     echo 'raise ImportError("hidden")' >"$METADATA/hidden/fla.py"
-    PYTHONPATH="$METADATA/hidden:$PYTHONPATH" "$PYTHON" -m pytest -m gpu -n 4 -p no:cacheprovider --durations 5 \
-        --junitxml "$OUT/integration.xml" "${files[@]}"
+    PYTHONPATH="$METADATA/hidden:$PYTHONPATH" "$PYTHON" -m pytest -m gpu -n 4 -p no:cacheprovider \
+        --durations 5 --junitxml "$OUT/integration.xml" "${files[@]}"
 }
 install() { "$PYTHON" ci/install_gpu.py "${RLK_WHEELS:-dist}" "$OUT/install.json"; }
 gates() { "$PYTHON" -m rlk.cli gate "$2" --tier full --backend "$1" --json "$OUT/gates-$1-$2.json"; }
@@ -125,10 +126,10 @@ bench() {
         $(each --dtype ${RLK_GPU_DTYPES:-}) --jobs "$WORKERS" --json "$1"
 }
 # A file of several operators is named after those that were chosen.
-CONVENTIONS=$(printf -- '-%s' conventions ${RLK_GPU_OPERATORS:-})
-BENCH=$(printf -- '-%s' bench ${RLK_GPU_OPERATORS:-} ${RLK_GPU_DTYPES:-})
-PROFILE=$(printf -- '-%s' profile ${RLK_GPU_OPERATORS:-})
-CONVENTIONS=${CONVENTIONS#-} BENCH=${BENCH#-} PROFILE=${PROFILE#-}
+joined() { local IFS=-; echo "$*"; }
+CONVENTIONS=$(joined conventions ${RLK_GPU_OPERATORS:-})
+BENCH=$(joined bench ${RLK_GPU_OPERATORS:-} ${RLK_GPU_DTYPES:-})
+PROFILE=$(joined profile ${RLK_GPU_OPERATORS:-})
 profile() {
     "$PYTHON" -m rlk.bench.profile $(operators) $(each --rows ${RLK_GPU_ROWS:-}) \
         --jobs "$WORKERS" --json "$1"
