@@ -199,6 +199,10 @@ class Operator:
     accuracy_from: Mapping[str, int] = field(default_factory=dict)
     casts: tuple[str, ...] = ()
 
+    def too_small(self, sizes: Mapping[str, int]) -> dict[str, int]:
+        """The symbols whose sizes are below those of `accuracy_from`, with the least."""
+        return {s: least for s, least in self.accuracy_from.items() if sizes[s] < least}
+
     @property
     def differentiable(self) -> tuple[Tensor, ...]:
         """The inputs that take gradients, in order."""

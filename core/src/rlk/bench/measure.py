@@ -2,7 +2,7 @@
 """The measurements of one operator at one size: every variant beside the floor."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -16,7 +16,7 @@ from rlk.records.document import BenchRow, Verdict
 
 METHOD = "CUDA graph replay, tensors in rotation, variants interleaved, medians"
 DEVICE = "cuda"
-DIRECTIONS = ("forward", "backward")
+DIRECTIONS: tuple[Literal["forward", "backward"], ...] = ("forward", "backward")
 Data = Callable[[torch.Tensor], torch.Tensor]
 
 
@@ -61,7 +61,7 @@ class Sets:
         """A step that runs backward alone, of forward calls made here."""
         with torch.cuda.stream(stream):
             outputs = [tensors_in(call(*inputs)) for inputs in self.inputs]
-            wanted = [_wanted(inputs) for inputs in self.inputs]
+            wanted = [wanted_of(inputs) for inputs in self.inputs]
             given = [[data(dy) if data else dy for dy in u] for u in self.upstream]
             upstream = [cut_like(u, o) for u, o in zip(given, outputs, strict=True)]
 
@@ -71,15 +71,16 @@ class Sets:
         return step
 
 
-def _wanted(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+def wanted_of(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Those that take gradients."""
     return [t for t in inputs if t.requires_grad]
 
 
 def measure(work: Work, refused: Mapping[str, tuple[Verdict, str]] | None = None) -> list[BenchRow]:
     """One row for each variant: times, ratios, memory and the host; no time for who is refused."""
     stream = torch.cuda.Stream()
-    floors = {d: bandwidth.floor(work, d, stream) for d in DIRECTIONS}
-    least = {d: floors[d].us(work.least_bytes(d)) for d in DIRECTIONS}
+    floors: dict[str, bandwidth.Floor] = {d: bandwidth.floor(work, d, stream) for d in DIRECTIONS}
+    least: dict[str, float] = {d: floors[d].us(work.least_bytes(d)) for d in DIRECTIONS}
     sets = Sets(work)
     captures: dict[tuple[str, str], Capture] = {}
     rows = []
@@ -130,7 +131,7 @@ def _eager(call: Call, sets: Sets) -> dict[str, Any]:
     def train(i: int = 0) -> Any:
         y = tensors_in(call(*sets.inputs[i]))
         upstream = cut_like(sets.upstream[i], y)
-        gradients = torch.autograd.grad(y, _wanted(sets.inputs[i]), upstream)
+        gradients = torch.autograd.grad(y, wanted_of(sets.inputs[i]), upstream)
         return (*[t.detach() for t in y], *gradients)
 
     def infer(i: int = 0) -> Any:

@@ -13,13 +13,14 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from msgspec.structs import replace
 
 from rlk.arguments import dtype_name
 from rlk.bench import ncu
+from rlk.bench.measure import DEVICE, DIRECTIONS, wanted_of
 from rlk.bench.variants import OURS, Call, public_call
 from rlk.bench.work import Work, works
 from rlk.cli import select
@@ -30,8 +31,6 @@ from rlk.records import Profile, ProfileRow, origin, write
 from rlk.report import tables
 
 METHOD = "one warm launch each, kernel replay, caches flushed, free clocks, forward with gradients"
-DIRECTIONS: tuple[Literal["forward", "backward"], ...] = ("forward", "backward")
-DEVICE = "cuda"
 Measured = tuple[Work, str]
 
 
@@ -62,8 +61,7 @@ def steps(work: Work, call: Call) -> tuple[Callable[[], Any], ...]:
     """One forward that records gradients, and one backward."""
     inputs, upstream = work.inputs(0, DEVICE), work.upstream(0, DEVICE)
     outputs = tensors_in(call(*inputs))
-    wanted = [t for t in inputs if t.requires_grad]
-    given = cut_like(upstream, outputs)
+    wanted, given = wanted_of(inputs), cut_like(upstream, outputs)
 
     def backward() -> Any:
         return torch.autograd.grad(outputs, wanted, given, retain_graph=True)

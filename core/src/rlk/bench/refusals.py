@@ -2,7 +2,7 @@
 """Who gets no time: ours whose gate is red, and libraries that compute another function."""
 
 import multiprocessing
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 
 from rlk import registry
@@ -16,7 +16,9 @@ from rlk.records.document import Verdict
 JUDGED = tuple(judgment for judgment in JUDGMENTS if judgment != "repeatable")
 # Rows on which the function of a library is probed.
 PROBED_ROWS = 8
-
+# Who is asked one by one: each of our backends, and all libraries.
+_OTHERS = "others"
+_PARTS = (*OURS, _OTHERS)
 
 Refusals = dict[str, tuple[Verdict, str]]
 
@@ -31,34 +33,32 @@ def side_by_side(wanted: Sequence[tuple[Operator, str]], jobs: int) -> list[Refu
     # Spawned: a process forked after CUDA has started could not use it.
     context = multiprocessing.get_context("spawn")
     # A backend's gates take as long as all that others are asked: each is a task of its own.
-    tasks = [(o.name, dtype, who) for o, dtype in wanted for who in (*OURS, None)]
-    with ProcessPoolExecutor(min(jobs, len(tasks)), context, start) as pool:
-        waiting = [pool.submit(_of_installed, *task) for task in tasks]
-        answers = [future.result() for future in waiting]
-    found: dict[tuple[str, str], Refusals] = {(o.name, dtype): {} for o, dtype in wanted}
-    for (name, dtype, _), answer in zip(tasks, answers, strict=True):
-        found[name, dtype] |= answer
-    return [found[o.name, dtype] for o, dtype in wanted]
+    with ProcessPoolExecutor(min(jobs, len(_PARTS) * len(wanted)), context, start) as pool:
+        waiting = [
+            [pool.submit(_of_installed, operator.name, dtype, part) for part in _PARTS]
+            for operator, dtype in wanted
+        ]
+        return [_together(future.result() for future in parts) for parts in waiting]
 
 
-def _of_installed(name: str, dtype: str, backend: str | None) -> Refusals:
-    operator = registry.find(name)
-    return _others(operator, dtype) if backend is None else _ours(operator, backend, dtype)
+def _of_installed(name: str, dtype: str, part: str) -> Refusals:
+    return _part(registry.find(name), dtype, part)
 
 
 def refusals(operator: Operator, dtype: str) -> Refusals:
     """Names of variants, with the verdict and the reason."""
-    found: Refusals = {}
-    for backend in OURS:
-        found |= _ours(operator, backend, dtype)
-    return found | _others(operator, dtype)
+    return _together(_part(operator, dtype, part) for part in _PARTS)
 
 
-def _ours(operator: Operator, backend: str, dtype: str) -> Refusals:
-    if operator.backend(backend) is None:
-        return {}
-    red = _red(operator, backend, dtype)
-    return {} if red is None else {backend: ("failed", f"its gate is red: {red}")}
+def _together(parts: Iterable[Refusals]) -> Refusals:
+    return {name: verdict for part in parts for name, verdict in part.items()}
+
+
+def _part(operator: Operator, dtype: str, part: str) -> Refusals:
+    if part == _OTHERS:
+        return _others(operator, dtype)
+    red = None if operator.backend(part) is None else _red(operator, part, dtype)
+    return {} if red is None else {part: ("failed", f"its gate is red: {red}")}
 
 
 def _red(operator: Operator, backend: str, dtype: str) -> str | None:

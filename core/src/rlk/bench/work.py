@@ -2,7 +2,7 @@
 """What one call of a declared operator must move, and the tensors it is measured on."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +23,11 @@ MOST_SETS = 400
 PACKED = 3
 
 
+def size_of(shapes: Iterable[Sequence[int]]) -> str:
+    """Shapes as records name a size, each once: 131x3072 and 131x6144."""
+    return " and ".join(dict.fromkeys("x".join(map(str, shape)) for shape in shapes))
+
+
 @dataclass(frozen=True)
 class Work:
     """One operator at one size in one dtype and layout."""
@@ -37,9 +42,8 @@ class Work:
     @property
     def label(self) -> str:
         """Such as 65536x2048: shapes of the tensors with row gradients, and what a call is told."""
-        shapes = dict.fromkeys("x".join(map(str, self.shape(t))) for t in self._rows)
         arguments = [f"{name}={value}" for name, value in self.arguments.items()]
-        return " ".join([" and ".join(shapes), *arguments])
+        return " ".join([size_of(map(self.shape, self._rows)), *arguments])
 
     @property
     def most_bytes(self) -> int:

@@ -145,12 +145,11 @@ def _inputs(operator: Operator, dtype: str | None, shape: str | None, seed: int)
         axes = _axes(shape, f"[{', '.join(first.shape)}]", symbols, first.has_rows)
         leading = axes[: len(axes) - len(symbols)]
         sizes |= zip(symbols, axes[len(leading) :], strict=True)
-    for symbol, least in operator.accuracy_from.items():
-        if sizes[symbol] < least:
-            raise RlkError(
-                f"check: {symbol} must be at least {least} for values to tell a right kernel "
-                f"from a wrong one, got {sizes[symbol]}; rlk gate compares its bits there"
-            )
+    for symbol, least in operator.too_small(sizes).items():
+        raise RlkError(
+            f"check: {symbol} must be at least {least} for values to tell a right kernel "
+            f"from a wrong one, got {sizes[symbol]}; rlk gate compares its bits there"
+        )
     rows = prod(leading)
     batch = fixture(operator, dtype or first.dtype[0], rows=rows, sizes=sizes, seed=seed)
     with_rows = {t.name for t in operator.inputs + operator.outputs if t.has_rows}

@@ -183,7 +183,7 @@ def _told_sizes(operator: Operator, tier: str) -> dict[str, dict[str, int]]:
     return {
         prefix: sizes
         for prefix, sizes in judged_sizes(operator, tier).items()
-        if all(sizes[symbol] >= least for symbol, least in operator.accuracy_from.items())
+        if not operator.too_small(sizes)
     }
 
 

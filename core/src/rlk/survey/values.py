@@ -10,6 +10,7 @@ import torch
 from rlk import dispatch
 from rlk.arguments import dtype_name
 from rlk.bench.variants import peers_of
+from rlk.bench.work import size_of
 from rlk.compare import same_bits
 from rlk.errors import BackendError, PlatformError, RlkError
 from rlk.execution import Execution
@@ -58,8 +59,8 @@ class Place:
     def label(self) -> str:
         """Such as 131x2048, or 131x3072 and 131x6144 where outputs have another shape."""
         sizes = {**self.sizes, "T": self.rows}
-        shapes = [row_shape(t, sizes) for t in (self.operator.inputs[0], *self.operator.outputs)]
-        return " and ".join(dict.fromkeys("x".join(map(str, shape)) for shape in shapes))
+        first, *_ = self.operator.inputs
+        return size_of(row_shape(tensor, sizes) for tensor in (first, *self.operator.outputs))
 
     def batch(self) -> Fixture:
         """Inputs and upstream gradients."""
