@@ -95,14 +95,16 @@ tests() {
     "$PYTHON" -m pytest -m gpu -n "$WORKERS" --dist loadgroup -p no:cacheprovider --durations 15 \
         --junitxml "$OUT/tests.xml" "${files[@]}"
 }
-# Models run without FLA here: on Hopper its DeltaNet refuses to run backward on Triton before 3.7.1.
-# transformers has its own in PyTorch.
 integration() {
-    mapfile -t files < <(gpu_files packages/*/integration)
+    "$PYTHON" -m pytest -m gpu -n 4 -p no:cacheprovider --durations 5 --junitxml "$OUT/$1.xml" "${@:2}"
+}
+installed() { "$PYTHON" -c "import importlib.util, sys; sys.exit(importlib.util.find_spec('$1') is None)"; }
+# Models run without FLA: on Hopper its DeltaNet refuses to run backward on Triton before 3.7.1, and
+# transformers has its own in PyTorch. Tests of FLA's norm need it: they are a part of their own.
+without_fla() {
     mkdir -p "$METADATA/hidden"
     echo 'raise ImportError("hidden")' >"$METADATA/hidden/fla.py"
-    PYTHONPATH="$METADATA/hidden:$PYTHONPATH" "$PYTHON" -m pytest -m gpu -n 4 -p no:cacheprovider \
-        --durations 5 --junitxml "$OUT/integration.xml" "${files[@]}"
+    PYTHONPATH="$METADATA/hidden:$PYTHONPATH" "$@"
 }
 install() { "$PYTHON" ci/install_gpu.py "${RLK_WHEELS:-dist}" "$OUT/install.json"; }
 gates() { "$PYTHON" -m rlk.cli gate "$2" --tier full --backend "$1" --json "$OUT/gates-$1-$2.json"; }
@@ -144,7 +146,17 @@ if [ ${#NAMES[@]} -eq 0 ] || part build build; then
     # Bits do not depend on the company a process keeps, times do: what measures runs last and alone.
     for name in "${PARTS[@]}"; do
         case $name in
-            tests | ptx | integration | install) beside "$name" "$name" ;;
+            tests | ptx | install) beside "$name" "$name" ;;
+            integration)
+                mapfile -t files < <(gpu_files packages/*/integration)
+                if installed fla; then
+                    mapfile -t theirs < <(grep -l 'from fla' "${files[@]}")
+                    mapfile -t files < <(grep -L 'from fla' "${files[@]}")
+                    beside integration without_fla integration integration "${files[@]}"
+                    beside integration-fla integration integration-fla "${theirs[@]}"
+                else
+                    beside integration integration integration "${files[@]}"
+                fi ;;
             conventions) beside "$CONVENTIONS" conventions "$OUT/$CONVENTIONS.json" ;;
             gates)
                 # Without operators nothing would be judged: "gates" then stays a part that did not

@@ -13,7 +13,11 @@ OPERATORS = ("rms_norm", "adaln_mod_projection")
 PYTHON = """#!/usr/bin/env bash
 echo "$*" >>"$CALLS/calls"
 if [ "$1" = -c ]; then printf '%s\\n' rms_norm adaln_mod_projection; fi
-if [[ "$*" == *pytest* ]]; then cp "${PYTHONPATH%%:*}/fla.py" "$CALLS"; fi
+if [[ "$*" == "-m pytest "* ]]; then
+    seen=present
+    cp "${PYTHONPATH%%:*}/fla.py" "$CALLS" 2>/dev/null && seen=hidden
+    echo "$*" >"$CALLS/fla-$seen"
+fi
 while [ $# -gt 0 ]; do
     if [ "$1" = --json ]; then
         [[ -z "$BROKEN" || "$2" != *$BROKEN* ]] || exit 1
@@ -79,10 +83,18 @@ def test_run_surveys_the_starved_product_in_a_process_of_its_own(gpu_run, tmp_pa
     assert gpu_run("survey", operators="rms_norm") == names
 
 
-def test_run_of_models_hides_fla(gpu_run, tmp_path):
+def test_run_hides_fla_from_models_and_not_from_tests_of_its_norm(gpu_run, tmp_path):
     gpu_run("integration")
     with pytest.raises(ImportError, match="hidden"):
         exec((tmp_path / "fla.py").read_text())
+    models, norm = ((tmp_path / f"fla-{seen}").read_text() for seen in ("hidden", "present"))
+    assert "test_patch_gpu.py" in models
+    assert "test_patch_fla.py" not in models
+    report, test = norm.split()[-2:]
+    assert report == f"{tmp_path}/out/integration-fla.xml"
+    assert test == "packages/rlk-qwen3next/integration/test_patch_fla.py"
+    calls = (tmp_path / "calls").read_text().splitlines()
+    assert calls[-1].endswith("build integration integration-fla")
 
 
 def test_run_profiles_alone_after_what_it_measures_and_only_when_asked(gpu_run, tmp_path):
