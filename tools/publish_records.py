@@ -3,11 +3,12 @@
 
 Reports of gates are counted and put together; so are records of survey, and of bench, that share
 operators, dtypes or variants among them: who was not there in one run may be in another. All must
-come from committed sources, and from the same ones: a machine that had them without their history
-is believed if they have the digests of this checkout, in which nothing but records and pages may
-have changed. Exit status 2, and one sentence, if they do not.
+come from committed sources, and from the same ones, be it at two commits: a machine that had them
+without their history is believed if they have the digests of this checkout, in which nothing but
+records and pages may have changed. Exit status 2, and one sentence, if they do not.
 """
 
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -33,7 +34,6 @@ from rlk.records import (
     write,
 )
 from rlk.records.document import MACHINE
-from rlk.report import sizes
 
 Rows = TypeVar("Rows", Bench, Survey)
 ROOT = Path(__file__).resolve().parents[1]
@@ -46,6 +46,8 @@ SINGLE: dict[type[Document], str] = {
     Install: "install.json",
     Profile: "profile.json",
 }
+# What a command says of where it ran alone.
+_OF_THE_MACHINE = re.compile(r" --(?:json|jobs)[ =]\S+")
 # The verdict on who was not there.
 ABSENT = "not applicable"
 
@@ -61,7 +63,7 @@ def published(records: dict[str, Document]) -> dict[str, Document]:
         raise RlkError("publish: OUT_DIR must hold records, got none")
     here = sources_here()
     records = {path: with_commit(record, here) for path, record in records.items()}
-    first = next(iter(records.values())).origin
+    first = next(iter(records.values()))
     for path, record in records.items():
         if not record.origin.packages:
             raise RlkError(f"publish: {path} must be of sources that are committed, got none named")
@@ -71,11 +73,12 @@ def published(records: dict[str, Document]) -> dict[str, Document]:
                     f"publish: {path} must be of sources that are committed, got {name} at "
                     f"{source.commit} with dirty {source.dirty}; commit and run again"
                 )
-        if record.origin.packages != first.packages:
+        # Commits between them may have changed what is no source.
+        if digests_of(record) != digests_of(first):
             raise RlkError(f"publish: {path} must be of the sources of the others, got other ones")
         # One origin stands for all: what it says of the machine must be true of each.
         for part in MACHINE:
-            ours, theirs = getattr(record.origin, part), getattr(first, part)
+            ours, theirs = getattr(record.origin, part), getattr(first.origin, part)
             if ours != theirs:
                 raise RlkError(
                     f"publish: {path} must be of the machine of the others, got {part} {ours} "
@@ -95,6 +98,11 @@ def published(records: dict[str, Document]) -> dict[str, Document]:
             raise RlkError(f"publish: OUT_DIR must hold one record for {name}, got {len(found)}")
         kept |= {name: found[0]} if found else {}
     return kept
+
+
+def digests_of(record: Document) -> dict[str, str | None]:
+    """The digest of each package whose sources a record is of."""
+    return {name: source.digest for name, source in record.origin.packages.items()}
 
 
 def sources_here() -> dict[str, Source]:
@@ -155,12 +163,20 @@ def joined(command: str, records: Sequence[Rows]) -> Rows:
                 f"publish: {command} must have measured {' '.join(key)} once, got two records"
             )
         rows[key] = row
-    operators = dict.fromkeys(row.operator for row in rows.values())
-    # Which numbers of rows were asked for: pages tell those that are missing.
-    asked = dict.fromkeys(count for r in records for count in sizes.asked(r.origin.command))
-    words = [command, *operators, *(f"--rows {count}" for count in asked)]
-    made = replace(records[0].origin, command=" ".join(words))
-    return replace(records[0], origin=made, rows=list(rows.values()))
+    told = all_of(command, [record.origin.command for record in records])
+    return replace(
+        records[0], origin=replace(records[0].origin, command=told), rows=list(rows.values())
+    )
+
+
+def all_of(command: str, runs: Iterable[str]) -> str:
+    """The commands of runs, those of equal options as one: pages read there what was asked for."""
+    operators: dict[str, list[str]] = {}
+    for run in "; ".join(runs).split("; "):
+        names, dash, options = run.removeprefix(command).partition(" --")
+        kept = _OF_THE_MACHINE.sub("", dash + options)
+        operators.setdefault(kept, []).extend(names.split())
+    return "; ".join(" ".join([command, *names]) + kept for kept, names in operators.items())
 
 
 def together(gates: Sequence[GateSummary]) -> GateSummary:

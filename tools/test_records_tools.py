@@ -133,6 +133,12 @@ def test_publish_refuses_sources_that_are_not_committed_or_differ(publish, capsy
     assert words in capsys.readouterr().err
 
 
+def test_publish_takes_sources_of_one_digest_at_two_commits(publish, tmp_path):
+    later = replace(ORIGIN, packages={"rlk-core": replace(SOURCE, commit="d" * 40)})
+    assert publish(a=gates("layout"), b=gates("repeatable", origin=later)) == 0
+    assert load_folder(tmp_path / "kept")["gates.json"].origin == ORIGIN
+
+
 @pytest.mark.parametrize("part", ["device", "driver", "compute_capability", "torch"])
 def test_publish_refuses_records_of_two_machines(publish, capsys, part):
     other = replace(ORIGIN, **{part: "another"})
@@ -158,8 +164,14 @@ def test_publish_refuses_what_is_missing_interrupted_or_mixed(publish, capsys, t
         publish_records.together([gates("layout"), gates("layout", tier="short")])
 
 
+def told(command, record):
+    return replace(record, origin=replace(record.origin, command=command))
+
+
 def of_operator(name, record):
-    return replace(record, rows=[replace(row, operator=name) for row in record.rows])
+    rows = [replace(row, operator=name) for row in record.rows]
+    program = "survey" if record.rows == SURVEY.rows else "bench"
+    return told(f"rlk {program} {name} --jobs 3 --json {name}.json", replace(record, rows=rows))
 
 
 def of_variant(variant, **changes):
@@ -177,15 +189,17 @@ def test_publish_joins_what_two_processes_surveyed_of_one_operator(publish, tmp_
             "cuda": "measured",
             "starved": "measured",
         }
-        assert kept.origin.command == "rlk survey demo"
 
 
-def test_publish_joins_times_of_one_operator_in_two_dtypes(publish, tmp_path):
-    asked = replace(ORIGIN, command="rlk bench demo --rows 7 --jobs 3 --dtype float32")
-    other = replace(BENCH, origin=asked, rows=[replace(ROW, dtype="float32")])
-    assert publish(a=BENCH, b=other) == 0
+def test_publish_keeps_what_each_run_was_asked_for(publish, tmp_path):
+    rows, dtype = " --rows 7", " --dtype float32"
+    first = told(f"rlk bench demo other{rows}; rlk bench more", BENCH)
+    other = replace(BENCH, rows=[replace(ROW, dtype="float32")])
+    assert publish(a=first, b=told(f"rlk bench demo --jobs 3{dtype} --json b.json", other)) == 0
     kept = load_folder(tmp_path / "kept")["bench.json"]
-    assert kept.origin.command == "rlk bench demo --rows 7"
+    assert kept.origin.command == (
+        f"rlk bench demo other{rows}; rlk bench more; rlk bench demo{dtype}"
+    )
     assert [row.dtype for row in kept.rows] == ["bfloat16", "float32"]
     assert publish(a=BENCH, b=replace(BENCH, rows=[replace(ROW, size="3x4"), ROW])) == 2
 

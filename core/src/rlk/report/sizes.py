@@ -25,14 +25,19 @@ def without_rows(rows: Sequence[BenchRow]) -> list[str]:
     return [" ".join(_opened(word, place) for word in row.size.split(" ")) for row in rows]
 
 
-def asked(command: str) -> list[int]:
-    """The numbers of rows for which a command asks besides those that are declared."""
-    return [int(count) for count in _ASKED.findall(command)]
+def asked(command: str, operator: str) -> set[int]:
+    """The numbers of rows for which commands ask of an operator besides those it declares.
+
+    Args:
+        command: of one run, or of several, with "; " between them.
+    """
+    runs = [run for run in command.split("; ") if {operator, "--all"} & set(run.split())]
+    return {int(count) for run in runs for count in _ASKED.findall(run)}
 
 
 def left_out(record: Bench, operator: str) -> Iterator[str]:
     """A sentence for each size that lacks a number of rows for which its run was asked."""
-    wanted = set(asked(record.origin.command))
+    wanted = asked(record.origin.command, operator)
     rows = [row for row in record.rows if row.operator == operator and row.rows is not None]
     found: dict[str, set[int]] = {}
     for size, row in zip(without_rows(rows), rows, strict=True):

@@ -151,7 +151,8 @@ def test_size_without_rows_opens_one_axis(measured, expected):
 
 
 def test_page_tells_which_numbers_of_rows_were_not_measured():
-    asked = replace(BENCH, origin=replace(ORIGIN, command="rlk bench demo --rows 1 --rows 5000"))
+    command = "rlk bench other --rows 7000; rlk bench demo --rows 1 --rows 5000"
+    asked = replace(BENCH, origin=replace(ORIGIN, command=command))
     missing = "Tx128 bfloat16 contiguous: not measured at 5000 rows, "
     text = "\n".join(page({"bench.json": asked}).lines)
     assert f"{missing}its largest tensor would take more than 2 GB." in text
