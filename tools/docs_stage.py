@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from docs_pages import operator_page, reference, rollout
+from docs_pages import claims, operator_page, reference, rollout
 from docs_pages.errors import StageError
 from docs_pages.evidence import Evidence
 from docs_pages.markdown import move_links
@@ -31,7 +31,7 @@ MARK = re.compile(r"<!-- rlk:(\S+?)((?: \S+)*) -->")
 # Words that stand for something still to be written.
 PLACEHOLDER = re.compile(r"\b(?:TODO|TBD|FIXME|XXX|PLACEHOLDER)\b|\{\{|lorem ipsum", re.IGNORECASE)
 GENERATED: dict[str, Callable[[Mapping[str, Operator], Evidence], str]] = {
-    "claims": reference.claims,
+    "claims": claims.overview,
     "command-line": reference.command_line,
     "conventions": rollout.conventions,
     "operators": reference.operator_list,

@@ -10,7 +10,7 @@ import re
 import sys
 from collections.abc import Mapping
 
-from docs_pages import reference
+from docs_pages import claims
 from docs_pages.errors import StageError
 from docs_pages.evidence import Evidence, at_declared_sizes, distribution
 from docs_stage import ROOT
@@ -37,7 +37,8 @@ def written(
     def filled(match: re.Match[str]) -> str:
         begin, part, name, end = match.groups()
         if part == "claims":
-            content = _claims(operators, evidence)
+            # Not whether a record is of the current sources: a commit then changes nothing here.
+            content = claims.overview(operators, evidence, _page, RECORDS, lambda f: f.verdict)
         elif part == "plot" and name in operators:
             content = _plot(operators[name], evidence, images)
         else:
@@ -45,18 +46,6 @@ def written(
         return f"{begin}{content}{end}"
 
     return _PART.sub(filled, text), images
-
-
-def _claims(operators: Mapping[str, Operator], evidence: Evidence) -> str:
-    """The table, and the commits of the records that it links."""
-    # Not whether a record is of the current sources: a commit then changes nothing here.
-    cells = reference.claims(operators, evidence, _page, RECORDS, lambda found: found.verdict)
-    cited = [
-        f"[{record.origin.platform}]({RECORDS}{path}) at {_commit(record.origin)}"
-        for path, record in evidence.records.items()
-        if f"({RECORDS}{path})" in cells
-    ]
-    return f"{cells}\nRecords: {', '.join(cited)}.\n"
 
 
 def _commit(origin: Origin) -> str:

@@ -1,19 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """The page of one operator: what its folder says, its declaration, and what was measured."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 
+from docs_pages.claims import NOT_RUN, sources
 from docs_pages.errors import StageError
 from docs_pages.evidence import Evidence, Found, at_declared_sizes
 from docs_pages.markdown import before, headings
-from rlk.operator import Backend, Claim, Operator, Tensor
+from rlk.operator import Backend, Claim, Operator, Scalar, Tensor
 from rlk.records import Origin
 from rlk.report import plots, sizes, tables
 from rlk.report.markdown import table
 
 # Every page has these; what is generated stands in front of the first.
 REQUIRED = ("Beside other libraries", "Reuse", "Limits")
-NOT_RUN = "not run"
 
 
 def page(operator: Operator, text: str, evidence: Evidence) -> tuple[str, dict[str, str]]:
@@ -37,10 +38,7 @@ def _declaration(operator: Operator) -> str:
         for role, found in groups
         for t in found
     ]
-    scalars = [
-        (f"`{s.name}`", f"`{s.default}`", "fixed" if s.fixed else ", ".join(s.choices) or None)
-        for s in operator.scalars
-    ]
+    scalars = [(f"`{s.name}`", f"`{s.default}`", _values_of(s)) for s in operator.scalars]
     reductions = [(f"`{r.result}`", r.primitive, r.axis) for r in operator.reductions]
     sites = [
         (w.site, ", ".join(f"{symbol} = {size}" for symbol, size in w.sizes.items()))
@@ -56,6 +54,13 @@ def _declaration(operator: Operator) -> str:
             table(("site", "sizes"), sites),
         ]
     )
+
+
+def _values_of(scalar: Scalar) -> str | None:
+    """What a scalar may be; None for anything."""
+    if scalar.fixed or scalar.choices:
+        return "fixed" if scalar.fixed else ", ".join(scalar.choices)
+    return f"at least {scalar.minimum:g}" if math.isfinite(scalar.minimum) else None
 
 
 def _shape(tensor: Tensor) -> str:
@@ -80,22 +85,28 @@ def cell(found: Found | None, depth: str = "../") -> str:
 
 
 def _claims(operator: Operator, evidence: Evidence) -> str:
-    wanted = columns(operator, evidence)
+    """A column for each backend and platform of which a record speaks."""
+    cells = {
+        (backend.name, platform): [
+            _claim(operator, claim, backend.name, platform, evidence) for claim in operator.claims
+        ]
+        for backend, platform in columns(operator, evidence)
+    }
+    shown = {place: found for place, found in cells.items() if {*found} - {NOT_RUN, None}}
+    empty = [" on ".join(place) for place in cells if place not in shown]
     rows = [
-        (
-            f"`{claim.word}`",
-            ", ".join(claim.tensors),
-            *(_claim(operator, claim, b.name, p, evidence) for b, p in wanted),
-        )
-        for claim in operator.claims
+        (f"`{claim.word}`", ", ".join(claim.tensors), *(found[i] for found in shown.values()))
+        for i, claim in enumerate(operator.claims)
     ]
-    heads = [f"{backend.name}, {platform}" for backend, platform in wanted]
+    heads = [", ".join(place) for place in shown]
     return "\n".join(
         [
             "## Claims and their records\n",
             f"A cell links the record that judged the claim there; *{NOT_RUN}* is no promise "
             f"broken, only one not yet shown. `rlk gate {operator.name}` judges them here.\n",
             table(("claim", "tensors", *heads), rows),
+            f"No record speaks for {', '.join(empty)}: {NOT_RUN}.\n" if empty else "",
+            sources([operator], evidence, "../records/"),
         ]
     )
 

@@ -1,23 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reference pages: the command line, manifests, the support matrix, records, claims."""
+"""Reference pages: the command line, manifests, the support matrix, records."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import typer
 
-from docs_pages.evidence import Evidence, Found
-from docs_pages.operator_page import NOT_RUN, cell, runs_on
+from docs_pages.evidence import Evidence
+from docs_pages.operator_page import cell, runs_on
 from rlk.cli import app
 from rlk.manifest import Manifest
-from rlk.operator import CLAIM_WORDS, Operator
+from rlk.operator import Operator
 from rlk.records import Bench, Conventions, ExactGrad, GateSummary, Install, Profile, Survey
 from rlk.report.markdown import table
 
 # The GPU generations that users have: a column says `not run` until a record speaks for it.
 GPUS = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
-# Refused before anything is allocated.
-REFUSED = ("rocm", "npu", "musa")
 
 
 def command_line(operators: Mapping[str, Operator], evidence: Evidence) -> str:
@@ -48,49 +46,9 @@ def support(operators: Mapping[str, Operator], evidence: Evidence) -> str:
                 else None
                 for p in platforms
             ]
-            refused = ["refused"] * len(REFUSED)
             link = f"[{operator.name}](operators/{operator.name}.md)"
-            rows.append((link, backend.name, *cells, *refused))
-    return table(("operator", "backend", *platforms, *REFUSED), rows)
-
-
-def claims(
-    operators: Mapping[str, Operator],
-    evidence: Evidence,
-    page: Callable[[Operator], str] = lambda operator: f"operators/{operator.name}.md",
-    folder: str = "records/",
-    told: Callable[[Found], str] = lambda found: found.words,
-) -> str:
-    """What each operator claims, and the records that judged it.
-
-    `page` is where its page lies, `folder` where records do, and `told` how one is put in words.
-    """
-    words = [w for w in CLAIM_WORDS if any(o.claimed(w) for o in operators.values())]
-    rows = []
-    for operator in operators.values():
-        cells = [
-            _shown(operator, word, evidence, folder, told) if operator.claimed(word) else None
-            for word in words
-        ]
-        rows.append((f"[{operator.name}]({page(operator)})", *cells))
-    return table(("operator", *(f"`{word}`" for word in words)), rows)
-
-
-def _shown(
-    operator: Operator, word: str, evidence: Evidence, folder: str, told: Callable[[Found], str]
-) -> str:
-    """Backends by what a record says of them."""
-    by_record: dict[tuple[str, str, str], list[str]] = {}
-    for platform in evidence.platforms:
-        for backend in operator.backends:
-            found = evidence.claim(operator, word, backend.name, platform)
-            if found is not None:
-                by_record.setdefault((platform, told(found), found.path), []).append(backend.name)
-    links = [
-        f"[{words} on {platform}: {', '.join(names)}]({folder}{path})"
-        for (platform, words, path), names in by_record.items()
-    ]
-    return "; ".join(links) or NOT_RUN
+            rows.append((link, backend.name, *cells))
+    return table(("operator", "backend", *platforms), rows)
 
 
 def operator_list(operators: Mapping[str, Operator], evidence: Evidence) -> str:
@@ -122,13 +80,14 @@ def records(operators: Mapping[str, Operator], evidence: Evidence) -> str:
             (
                 f"[{path}](../records/{path})",
                 kinds[type(record)],
+                record.tier if isinstance(record, GateSummary) else None,
                 ", ".join(names),
                 origin.device,
                 commit,
                 changed,
             )
         )
-    return table(("record", "about", "operators", "device", "commit", "tree"), rows)
+    return table(("record", "about", "tier", "operators", "device", "commit", "tree"), rows)
 
 
 def manifest_page(package: str, manifest: Manifest) -> str:

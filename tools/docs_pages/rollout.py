@@ -3,8 +3,9 @@
 
 from collections.abc import Mapping
 
+from docs_pages.claims import NOT_RUN
 from docs_pages.evidence import Evidence
-from docs_pages.operator_page import NOT_RUN, cell
+from docs_pages.operator_page import cell
 from rlk.operator import Operator
 from rlk.records import ConventionRow, Conventions
 from rlk.report.markdown import table

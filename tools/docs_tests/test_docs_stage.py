@@ -18,6 +18,7 @@ from rlk.records import Bench, Profile, ProfileRow, Survey, load_folder, write
 from rlk.report.markdown import table
 
 PAGE = "packages/rlk-qwen3next/src/rlk_qwen3next/rms_norm/page.md"
+OF_NORM = "operators/rms_norm.md"
 GATES = "docs/records/h200/gates.json"
 # A figure of a measurement: it must come from a record, never from a hand.
 FIGURE = re.compile(r"\d(?:\.\d+)? ?(?:us|µs|ms|TB/s|GB/s)\b|\d\.\d+ ?x\b|\d ?%")
@@ -125,6 +126,27 @@ def test_strict_build_refuses_an_anchor_that_is_not_there(repository, stage):
     assert "nowhere" in done.stderr
 
 
+def test_page_of_records_says_the_tier_of_gates(repository, stage):
+    document = json.loads((repository / GATES).read_text())
+    (repository / GATES).write_text(json.dumps({**document, "tier": "planted"}))
+    pages = stage().pages
+    assert "(../records/h200/gates.json) | gates | planted |" in pages["reference/records.md"]
+    assert "(../records/h200/gates.json), tier planted, " in pages["operators/rms_norm.md"]
+    assert "(records/h200/gates.json), tier planted, " in pages["index.md"]
+
+
+def test_operator_page_names_a_scalar_s_least_value(stage):
+    assert re.search(r"^\| `eps` \| .* \| at least 0 \|$", stage().pages[OF_NORM], re.MULTILINE)
+
+
+def test_operator_page_names_who_was_nowhere_judged_in_a_sentence(stage):
+    text = stage().pages[OF_NORM]
+    (head,) = (line for line in text.splitlines() if line.startswith("| claim |"))
+    assert "triton, sm_90" in head
+    assert "triton, cpu" not in head
+    assert "No record speaks for triton on cpu, golden on sm_90: not run." in text
+
+
 def test_records_that_are_kept_are_of_no_changed_tree(stage):
     records = stage().evidence.records
     assert records
@@ -187,7 +209,7 @@ def test_operator_page_shows_what_limits_kernels_once_there_is_a_record(reposito
     )
     assert untraced(f"## Measured\n{shown}\n## ", (folder / "profile.json").read_text()) == []
     assert (
-        "[h200/profile.json](../records/h200/profile.json) | what limits kernels"
+        "[h200/profile.json](../records/h200/profile.json) | what limits kernels | -"
         in (pages["reference/records.md"])
     )
 
@@ -201,8 +223,9 @@ def test_readme_takes_its_claims_and_its_plot_from_records(operators):
     for name, svg in images.items():
         assert (ROOT / name).read_text() == svg, "hatch run docs:readme"
     for planted in (
-        readme.replace("passed on", "proven on", 1),
-        re.sub(r"(gates\.json\) at )[0-9a-f]{9}", r"\g<1>000000000", readme, count=1),
+        readme.replace("`dbias` on cpu", "`mod` on cpu", 1),
+        readme.replace("tier short", "tier full", 1),
+        re.sub(r"(, at )[0-9a-f]{9}", r"\g<1>000000000", readme, count=1),
     ):
         assert planted != readme
         assert write_readme.written(planted, operators, evidence)[0] == readme
