@@ -160,6 +160,10 @@ def untraced(text, records):
     known = {float(n) for n in NUMBER.findall(records)}
     # Record paths and versions are words; fractions of one are shown in per cent.
     known |= {float(f"{100 * n:g}") for n in known}
+    # Of a spread, one digit; of a histogram, the elements that are not correctly rounded.
+    known |= {float(f"{float(n):.1g}") for n in re.findall(r'_spread_us": ?([\d.e-]+)', records)}
+    for bins in re.findall(r'"ulp_histogram": ?(\{[^}]*\})', records):
+        known.add(sum(count for label, count in json.loads(bins).items() if label != "0"))
     rows = [line for line in part.splitlines() if line.startswith("|")]
     cells = [cell for row in rows for cell in row.split("|")]
     return [n for cell in cells for n in NUMBER.findall(cell) if float(n) not in known]
@@ -180,6 +184,9 @@ def test_every_number_of_an_operator_page_traces_to_a_record(stage, operators):
     assert measured > 100
     planted = table(("variant", "forward us"), [("cuda", 123.4567)])
     assert untraced(f"## Measured\n{planted}\n## Limits\n", records) == ["123.457"]
+    few = '{"forward_spread_us": 0.1131, "ulp_histogram": {"0": 90, "1": 4, "3-4": 3}}'
+    planted = table(("forward us", "rounded"), [("90 ± 0.2", "all but 8"), ("± 0.1", "all but 7")])
+    assert untraced(f"## Measured\n{planted}\n## Limits\n", few) == ["0.2", "8"]
 
 
 def test_operator_page_shows_what_limits_kernels_once_there_is_a_record(repository, stage):

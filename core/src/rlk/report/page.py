@@ -121,6 +121,7 @@ def _values(made: Page, operator: str, rows: list[SurveyRow]) -> Iterator[str]:
         return
     yield from tables.shown(tables.VALUES, tables.values(rows))
     yield from _show(made, operator, plots.of_values(rows))
+    yield from plots.not_drawn(rows)
 
 
 def _show(made: Page, operator: str, drawings: Mapping[str, str]) -> Iterator[str]:

@@ -3,11 +3,12 @@
 
 import io
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogFormatter
 
 from rlk.records import BenchRow, SurveyRow
 from rlk.report.sizes import without_rows
@@ -36,6 +37,9 @@ _STYLE = {
     "text.parse_math": False,  # names are not formulas
 }
 
+# An error that is small beside its tensor may be many ulp of an element that is tiny.
+ULP_LABEL = "ulp of each element from the correctly rounded value; a tiny one may be many off"
+
 # What a plot shows, for whoever does not see it.
 ALT = {
     "peers": "times of every variant in multiples of the floor",
@@ -44,6 +48,14 @@ ALT = {
     "differing": "rows whose bits differ alone",
     "ulp": "elements by ulp from the correctly rounded value",
 }
+
+
+class Plain(LogFormatter):
+    """Ticks of a log axis as plain numbers: with formulas off, those of matplotlib are markup."""
+
+    def __call__(self, x: float, pos: int | None = None) -> str:
+        """The label of a tick, empty where its neighbours leave no room."""
+        return f"{x:g}" if super().__call__(x, pos) else ""
 
 
 def of_times(
@@ -115,8 +127,8 @@ def time_per_rows(rows: Sequence[BenchRow]) -> str | None:
             style = {"color": colours.get(name, FLOOR), **style}
             xs, ys = [row.rows for row in points], [row.both_us for row in points]
             axes.plot(xs, ys, marker="o", markersize=3, linewidth=1.2, label=name, **style)
-        axes.set_xscale("log")
-        axes.set_yscale("log")
+        _log(axes, "x")
+        _log(axes, "y")
         axes.set_ylabel("us")
         axes.set_title(" ".join(key))
 
@@ -154,8 +166,7 @@ def roofline(rows: Sequence[BenchRow]) -> str | None:
 
 def differing_rows(rows: Sequence[SurveyRow]) -> str | None:
     """The share of rows whose bits differ alone from those in their batch, by tensor."""
-    found = [row for row in rows if row.rows_judged and row.rows_alone]
-    groups = _groups(found, lambda row: (row.size, row.dtype))
+    groups = {k: found for k, found in _judged_alone(rows).items() if _differ(found)}
     colours = _colours(rows)
 
     def draw(axes: Axes, key: tuple[str, ...], found: list[SurveyRow]) -> None:
@@ -181,9 +192,32 @@ def differing_rows(rows: Sequence[SurveyRow]) -> str | None:
     return _panels(groups, draw, heights, "per cent of rows whose bits differ alone")
 
 
+def not_drawn(rows: Sequence[SurveyRow]) -> Iterator[str]:
+    """Sentences on what the plots of values leave out."""
+    equal = [" ".join(k) for k, found in _judged_alone(rows).items() if not _differ(found)]
+    if equal:
+        yield f"No variant has a row whose bits differ alone at {', '.join(equal)}: no panel.\n"
+    known = dict.fromkeys(row.size for row in rows if row.accuracy)
+    if len(known) > 1:
+        drawn = _widest([row for row in rows if row.accuracy])[0].size
+        yield f"Ulp are drawn at {drawn}, the size with most elements.\n"
+
+
+def _judged_alone(rows: Sequence[SurveyRow]) -> dict[Any, list[SurveyRow]]:
+    found = [row for row in rows if row.rows_judged and row.rows_alone]
+    return _groups(found, lambda row: (row.size, row.dtype))
+
+
+def _differ(rows: Sequence[SurveyRow]) -> bool:
+    return any(count for row in rows for count in row.rows_alone.values())
+
+
 def ulp_histograms(rows: Sequence[SurveyRow]) -> str | None:
-    """How many elements are how many ulp away from the correctly rounded one, by tensor."""
-    found = [row for row in rows if row.accuracy]
+    """How many elements are how many ulp away from the correctly rounded one, by tensor.
+
+    Of the size with most elements: those of others look alike, and would fill pages.
+    """
+    found = _widest([row for row in rows if row.accuracy])
     if not found:
         return None
     groups = _groups(
@@ -202,13 +236,25 @@ def ulp_histograms(rows: Sequence[SurveyRow]) -> str | None:
             places = [place + (index - len(pairs) / 2 + 0.5) * width for place in range(len(bins))]
             axes.bar(places, shares, width, color=colours[row.variant], label=row.variant)
         axes.set_xticks(range(len(bins)), bins, rotation=45 if len(bins) > 8 else 0)
-        axes.set_yscale("log")
+        _log(axes, "y")
         axes.set_ylabel("share")
         axes.set_title(" ".join(key))
 
-    return _panels(
-        groups, draw, [_PANEL * 0.8] * len(groups), "ulp from the correctly rounded value"
-    )
+    return _panels(groups, draw, [_PANEL * 0.8] * len(groups), ULP_LABEL)
+
+
+def _widest(rows: Sequence[SurveyRow]) -> list[SurveyRow]:
+    sizes = _groups(rows, lambda row: row.size)
+    most = {s: max(a.elements for r in f for a in r.accuracy.values()) for s, f in sizes.items()}
+    return sizes[max(most, key=lambda size: most[size])] if sizes else []
+
+
+def _log(axes: Axes, name: str) -> None:
+    """Make an axis logarithmic."""
+    axes.set(**{f"{name}scale": "log"})
+    axis = getattr(axes, f"{name}axis")
+    axis.set_major_formatter(Plain())
+    axis.set_minor_formatter(Plain(minor_thresholds=(1, 0.4)))
 
 
 def _panels(

@@ -22,7 +22,7 @@ from rlk.records import (
     TensorAccuracy,
     write,
 )
-from rlk.report import plots
+from rlk.report import plots, tables
 from rlk.report import sizes as sizes_of_records
 from rlk.report.page import page
 
@@ -120,6 +120,93 @@ def test_files_of_a_report_need_no_other_file():
     assert not re.search(r"(?:src|href)=['\"](?!#)", re.sub(r"xlink:href", "", html))
     assert made.markdown().count("](data:image/svg+xml;base64,") == len(made.images)
     assert ".svg)" not in made.markdown()
+
+
+def test_plots_with_log_axes_label_them_in_plain_numbers():
+    drawn = page({"bench.json": BENCH, "survey.json": SURVEY}).images
+    assert not [name for name, svg in drawn.items() if "mathdefault" in svg or "$" in svg]
+    assert ">1000<" in drawn["demo-rows.svg"]
+    assert ">0.1<" in drawn["demo-ulp.svg"]
+
+
+def test_plot_of_differing_rows_leaves_out_sizes_where_none_does():
+    equal = [replace(row, size="9x9", rows_alone={"y": 0}) for row in SURVEY.rows]
+    assert plots.differing_rows(equal) is None
+    drawn = plots.differing_rows([*SURVEY.rows, *equal])
+    assert "131x128" in drawn
+    assert "9x9" not in drawn
+    made = page({"survey.json": replace(SURVEY, rows=[*SURVEY.rows, *equal])})
+    told = "No variant has a row whose bits differ alone at 9x9 bfloat16: no panel."
+    assert told in "\n".join(made.lines)
+    assert told[:20] not in "\n".join(page({"survey.json": SURVEY}).lines)
+
+
+def test_plot_of_ulp_is_of_the_size_with_most_elements():
+    more = replace(accuracy({"0": 2000}), elements=2000)
+    wide = [replace(row, size="131x256", accuracy={"y": more}) for row in SURVEY.rows]
+    drawn = plots.ulp_histograms([*SURVEY.rows, *wide])
+    assert "131x256" in drawn
+    assert "131x128" not in drawn
+    assert plots.ULP_LABEL in drawn
+    told = "\n".join(page({"survey.json": replace(SURVEY, rows=[*SURVEY.rows, *wide])}).lines)
+    assert "Ulp are drawn at 131x256, the size with most elements." in told
+
+
+@pytest.mark.parametrize(
+    ("share", "histogram", "told"),
+    [
+        (1.0, {"0": 1000}, "y 100 %"),
+        (1.0, {"0": 993, "1": 4, "3-4": 3}, "y all but 7 of 1000"),
+        (0.9999, {"0": 999, "1": 1}, "y 99.99 %"),
+    ],
+)
+def test_share_correctly_rounded_hides_no_element(share, histogram, told):
+    found = replace(accuracy(histogram), correctly_rounded=share)
+    ((_, (cells,)),) = tables.values([replace(SURVEY.rows[0], accuracy={"y": found})])
+    assert cells[tables.VALUES.index("correctly rounded")] == told
+
+
+def test_names_of_columns_are_all_different():
+    for columns in (tables.SPEED, tables.SUMMARY, tables.VALUES, tables.LIMITS):
+        assert len({*columns}) == len(columns)
+
+
+def test_times_stand_with_their_spread_under_the_fastest_other():
+    rows = [replace(row, forward_spread_us=0.0613, backward_us=4.5) for row in sizes(64)]
+    slower = times("slower", 64, 9.0)
+    ((heading, cells),) = tables.speed([*rows, slower])
+    assert heading == "64x128 bfloat16 contiguous; fastest other: other"
+    (ours,) = (cell for cell in cells if cell[0] == "cuda")
+    assert len(ours) == len(tables.SPEED)
+    assert ours[tables.SPEED.index("forward us")] == "3.65625 ± 0.06"
+    # No spread, no digits of one.
+    assert ours[tables.SPEED.index("backward us")] == 4.5
+
+
+def test_summary_is_one_line_for_each_size():
+    lines = tables.summary(BENCH.rows, "cuda")
+    assert [line[0] for line in lines] == [f"{n}x128 bfloat16 contiguous" for n in (1, 64, 1000)]
+    line = dict(zip(tables.SUMMARY, lines[1], strict=True))
+    assert (line["forward us"], line["forward, x floor"]) == (3.65625, 1.125)
+    assert (line["fastest other"], line["its both us"]) == ("other", 7.75 * 2.625)
+
+
+def test_summary_of_a_backend_without_times_says_why():
+    red = [
+        times("cuda", 64, 1.0, ours=True, verdict="failed", reason="its gate is red", both_us=None)
+    ]
+    ((_, told, *rest),) = tables.summary(red, "cuda")
+    assert told == "attempted and failed: its gate is red"
+    assert {*rest} == {None}
+    assert len(rest) == len(tables.SUMMARY) - 2
+
+
+def test_variants_that_are_nowhere_here_are_one_sentence():
+    rows, told = tables.absent(BENCH.rows)
+    assert told == "Not run here: absent (not installed).\n"
+    assert {row.variant for row in rows} == {"floor", "cuda", "other"}
+    once = [replace(row, verdict="measured") if row.rows == 64 else row for row in BENCH.rows]
+    assert tables.absent(once) == (once, None)
 
 
 def test_plots_of_equal_records_are_equal_bytes():
