@@ -2,15 +2,13 @@
 """The page of one operator: what its folder says, its declaration, and what was measured."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
 
 from docs_pages.claims import NOT_RUN, sources
 from docs_pages.errors import StageError
-from docs_pages.evidence import Evidence, Found, at_declared_sizes
+from docs_pages.evidence import Evidence, Found
 from docs_pages.markdown import before, headings
+from docs_pages.measured import measured
 from rlk.operator import Backend, Claim, Operator, Scalar, Tensor
-from rlk.records import Origin
-from rlk.report import plots, sizes, tables
 from rlk.report.markdown import table
 
 # Every page has these; what is generated stands in front of the first.
@@ -26,8 +24,8 @@ def page(operator: Operator, text: str, evidence: Evidence) -> tuple[str, dict[s
     missing = [heading for heading in REQUIRED if heading not in headings(text)]
     if missing:
         raise StageError(f"{operator.name}: page.md must have a section {missing[0]}, got none")
-    measured, images = _measured(operator, evidence)
-    parts = [_declaration(operator), _claims(operator, evidence), _dispatch(operator), measured]
+    shown, images = measured(operator, evidence)
+    parts = [_declaration(operator), _claims(operator, evidence), _dispatch(operator), shown]
     return before(text, REQUIRED[0], "\n".join(parts)), images
 
 
@@ -136,64 +134,3 @@ def _dispatch(operator: Operator) -> str:
             table(("order", "backend", "serves", "only by name"), rows),
         ]
     )
-
-
-def _measured(operator: Operator, evidence: Evidence) -> tuple[str, dict[str, str]]:
-    parts, images = ["## Measured\n"], {}
-    for title, found in (
-        ("### Speed\n", list(_speed(operator, evidence, images))),
-        ("### Accuracy and invariance\n", list(_values(operator, evidence, images))),
-    ):
-        parts += [title, *(found or [f"{NOT_RUN.capitalize()}.\n"])]
-    limits = list(_limits(operator, evidence))
-    parts += ["### What limits the kernels\n", *limits] if limits else []
-    return "\n".join(parts), images
-
-
-def _speed(operator: Operator, evidence: Evidence, images: dict[str, str]) -> Iterator[str]:
-    everything = []
-    for path, record in evidence.bench(operator):
-        rows = [row for row in record.rows if row.operator == operator.name]
-        everything += rows
-        yield _source(record.origin, path, evidence.state(operator, record.origin))
-        yield from tables.shown(tables.SPEED, tables.speed(rows))
-        yield from sizes.left_out(record, operator.name)
-    if everything:
-        drawings = plots.of_times(everything, at_declared_sizes(operator, everything))
-        yield from _images(operator, drawings, images)
-
-
-def _values(operator: Operator, evidence: Evidence, images: dict[str, str]) -> Iterator[str]:
-    everything = []
-    for path, record in evidence.survey(operator):
-        rows = [row for row in record.rows if row.operator == operator.name]
-        everything += rows
-        yield _source(record.origin, path, evidence.state(operator, record.origin))
-        yield from tables.shown(tables.VALUES, tables.values(rows))
-    if everything:
-        yield from _images(operator, plots.of_values(everything), images)
-
-
-def _limits(operator: Operator, evidence: Evidence) -> Iterator[str]:
-    for path, record in evidence.profile(operator):
-        rows = [row for row in record.rows if row.operator == operator.name]
-        yield _source(record.origin, path, evidence.state(operator, record.origin))
-        tool = "Nsight Compute" if record.ncu is None else f"Nsight Compute {record.ncu}"
-        yield f"{tool}: {record.method}.\n"
-        yield from tables.shown(tables.LIMITS, tables.limits(rows))
-
-
-def _images(
-    operator: Operator, drawings: Mapping[str, str], images: dict[str, str]
-) -> Iterator[str]:
-    for name, svg in drawings.items():
-        images[f"{operator.name}-{name}.svg"] = svg
-        yield f"![{plots.ALT[name]}]({operator.name}-{name}.svg){{ .plot }}\n"
-
-
-def _source(origin: Origin, path: str, state: str) -> str:
-    commit = "no commit" if origin.commit is None else f"commit `{origin.commit[:9]}`"
-    age = "the current source" if state == "current" else "an older source"
-    versions = [f"torch {origin.torch}", f"triton {origin.triton}" if origin.triton else ""]
-    facts: Sequence[str] = [origin.device, *filter(None, versions), commit, age]
-    return f"[Record](../records/{path}): {', '.join(facts)}.\n"

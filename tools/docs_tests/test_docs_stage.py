@@ -11,10 +11,12 @@ import pytest
 import write_readme
 from docs_pages.errors import StageError
 from docs_pages.evidence import Evidence
+from docs_pages.measured import is_drawn
 from docs_stage import ROOT
+from msgspec.structs import replace
 
 from rlk import environment
-from rlk.records import Bench, Profile, ProfileRow, Survey, load_folder, write
+from rlk.records import Bench, BenchRow, Profile, ProfileRow, Survey, load_folder, write
 from rlk.report.markdown import table
 
 PAGE = "packages/rlk-qwen3next/src/rlk_qwen3next/rms_norm/page.md"
@@ -187,6 +189,49 @@ def test_every_number_of_an_operator_page_traces_to_a_record(stage, operators):
     few = '{"forward_spread_us": 0.1131, "ulp_histogram": {"0": 90, "1": 4, "3-4": 3}}'
     planted = table(("forward us", "rounded"), [("90 ± 0.2", "all but 8"), ("± 0.1", "all but 7")])
     assert untraced(f"## Measured\n{planted}\n## Limits\n", few) == ["0.2", "8"]
+
+
+def summarised(text):
+    """The lines of the first table of a page's measured part."""
+    (part,) = MEASURED.findall(text)
+    lines = part.partition("| size |")[2].splitlines()[2:]
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines[: lines.index("")]]
+
+
+def test_operator_page_shows_a_summary_first_and_the_rest_folded(stage):
+    site = stage()
+    record = site.evidence.records["h200/bench.json"]
+    rows = [r for r in record.rows if r.operator == "rms_norm" and r.variant == "cuda"]
+    text = site.pages[OF_NORM]
+    found = summarised(text)
+    assert [line[0] for line in found] == [row.size for row in rows]
+    assert [line[3] for line in found] == [f"{row.both_us:g}" for row in rows]
+    assert [line[8] for line in found] == [f"{row.peer_ratio:g}" for row in rows]
+    (part,) = MEASURED.findall(text)
+    shown = re.sub(r"<details.*?</details>", "", part, flags=re.DOTALL)
+    assert "\n| torch.compile |" in part.partition("### Accuracy")[0]
+    assert "\n| torch.compile |" not in shown.partition("### Accuracy")[0]
+    assert "Not run here: FlashInfer (" in shown
+    assert "| FlashInfer |" not in part.partition("### Accuracy")[0]
+    assert "(../guides/benchmark.md#columns)" in shown
+
+
+def test_survey_of_a_cpu_is_folded_behind_that_of_a_gpu(repository, stage):
+    shown = re.sub(r"<details.*?</details>", "", stage().pages[OF_NORM], flags=re.DOTALL)
+    assert re.findall(r"\*\*(\S+) bfloat16\*\*", shown) == ["257x2048"]
+    (repository / "docs/records/h200/survey.json").unlink()
+    alone = re.sub(r"<details.*?</details>", "", stage().pages[OF_NORM], flags=re.DOTALL)
+    assert "**33x2048 bfloat16**" in alone
+
+
+def test_matrix_products_are_not_drawn_beside_those_in_another_dtype(operators):
+    compiled = BenchRow(
+        operator="", size="8x16", layout="contiguous", dtype="bfloat16", variant="torch.compile"
+    )
+    drawn = {name for name, operator in operators.items() if is_drawn(operator, compiled)}
+    assert operators.keys() - drawn == {"adaln_mod_projection", "final_adaln_out"}
+    ours = replace(compiled, variant="cuda")
+    assert is_drawn(operators["adaln_mod_projection"], ours)
 
 
 def test_operator_page_shows_what_limits_kernels_once_there_is_a_record(repository, stage):

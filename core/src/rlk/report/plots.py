@@ -199,8 +199,15 @@ def not_drawn(rows: Sequence[SurveyRow]) -> Iterator[str]:
         yield f"No variant has a row whose bits differ alone at {', '.join(equal)}: no panel.\n"
     known = dict.fromkeys(row.size for row in rows if row.accuracy)
     if len(known) > 1:
-        drawn = _widest([row for row in rows if row.accuracy])[0].size
+        drawn = widest(rows)[0].size
         yield f"Ulp are drawn at {drawn}, the size with most elements.\n"
+
+
+def widest(rows: Sequence[SurveyRow]) -> list[SurveyRow]:
+    """The rows with accuracy at the size with most elements."""
+    sizes = _groups([row for row in rows if row.accuracy], lambda row: row.size)
+    most = {s: max(a.elements for r in f for a in r.accuracy.values()) for s, f in sizes.items()}
+    return sizes[max(most, key=lambda size: most[size])] if sizes else []
 
 
 def _judged_alone(rows: Sequence[SurveyRow]) -> dict[Any, list[SurveyRow]]:
@@ -217,7 +224,7 @@ def ulp_histograms(rows: Sequence[SurveyRow]) -> str | None:
 
     Of the size with most elements: those of others look alike, and would fill pages.
     """
-    found = _widest([row for row in rows if row.accuracy])
+    found = widest(rows)
     if not found:
         return None
     groups = _groups(
@@ -241,12 +248,6 @@ def ulp_histograms(rows: Sequence[SurveyRow]) -> str | None:
         axes.set_title(" ".join(key))
 
     return _panels(groups, draw, [_PANEL * 0.8] * len(groups), ULP_LABEL)
-
-
-def _widest(rows: Sequence[SurveyRow]) -> list[SurveyRow]:
-    sizes = _groups(rows, lambda row: row.size)
-    most = {s: max(a.elements for r in f for a in r.accuracy.values()) for s, f in sizes.items()}
-    return sizes[max(most, key=lambda size: most[size])] if sizes else []
 
 
 def _log(axes: Axes, name: str) -> None:

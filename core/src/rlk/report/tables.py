@@ -55,9 +55,13 @@ def _timed(row: BenchRow) -> tuple[object, ...]:
 
 
 def summary(rows: Sequence[BenchRow], ours: str) -> Cells:
-    """A line for each size: one backend beside the fastest other; as SUMMARY names the cells."""
+    """A line for each size: one backend beside the fastest other; as SUMMARY names the cells.
+
+    A size names dtype and layout only where they are not those of `shared`.
+    """
     found: Cells = []
-    for size, of_size in _by_size(rows).items():
+    for key, of_size in _by_size(rows).items():
+        size = of_size[0].size if shared(rows) else key
         mine = next((row for row in of_size if row.variant == ours), None)
         other = fastest_other(of_size)
         if mine is None or mine.both_us is None:
@@ -73,6 +77,12 @@ def summary(rows: Sequence[BenchRow], ours: str) -> Cells:
             )
         )  # fmt: skip
     return found
+
+
+def shared(rows: Sequence[BenchRow]) -> str | None:
+    """Dtype and layout if all rows have the same, such as bfloat16 contiguous."""
+    kinds = {f"{row.dtype} {row.layout}" for row in rows}
+    return kinds.pop() if len(kinds) == 1 else None
 
 
 def fastest_other(rows: Sequence[BenchRow]) -> BenchRow | None:
@@ -102,7 +112,7 @@ def _by_size(rows: Sequence[BenchRow]) -> dict[str, list[BenchRow]]:
 
 def _spread(median: float | None, spread: float | None) -> str | float | None:
     # The spread says how many digits of the median mean something: one of its own is enough.
-    return median if median is None or spread is None else f"{median:g} ± {spread:.1g}"
+    return median if median is None or spread is None else f"{median:g}\u00a0±\u00a0{spread:.1g}"
 
 
 def values(rows: Sequence[SurveyRow]) -> list[tuple[str, Cells]]:

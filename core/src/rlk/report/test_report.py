@@ -178,17 +178,24 @@ def test_times_stand_with_their_spread_under_the_fastest_other():
     assert heading == "64x128 bfloat16 contiguous; fastest other: other"
     (ours,) = (cell for cell in cells if cell[0] == "cuda")
     assert len(ours) == len(tables.SPEED)
-    assert ours[tables.SPEED.index("forward us")] == "3.65625 ± 0.06"
+    assert ours[tables.SPEED.index("forward us")] == "3.65625\u00a0±\u00a00.06"
     # No spread, no digits of one.
     assert ours[tables.SPEED.index("backward us")] == 4.5
 
 
 def test_summary_is_one_line_for_each_size():
     lines = tables.summary(BENCH.rows, "cuda")
-    assert [line[0] for line in lines] == [f"{n}x128 bfloat16 contiguous" for n in (1, 64, 1000)]
+    assert [line[0] for line in lines] == ["1x128", "64x128", "1000x128"]
+    assert tables.shared(BENCH.rows) == "bfloat16 contiguous"
     line = dict(zip(tables.SUMMARY, lines[1], strict=True))
     assert (line["forward us"], line["forward, x floor"]) == (3.65625, 1.125)
     assert (line["fastest other"], line["its both us"]) == ("other", 7.75 * 2.625)
+
+
+def test_summary_of_two_layouts_names_them():
+    rows = [times("cuda", 64, 1.0, ours=True, layout=layout) for layout in ("packed", "contiguous")]
+    named = ["64x128 bfloat16 packed", "64x128 bfloat16 contiguous"]
+    assert [line[0] for line in tables.summary(rows, "cuda")] == named
 
 
 def test_summary_of_a_backend_without_times_says_why():
