@@ -2,8 +2,8 @@
 """Write what the README takes from records: `hatch run docs:readme` after records have changed.
 
 Between `<!-- rlk:begin claims -->` and its end stands the table of claims, between
-`<!-- rlk:begin plot OPERATOR -->` and its end a plot, in docs/, with the record it was drawn from.
-A test compares.
+`<!-- rlk:begin plot OPERATOR -->` and its end a plot, in docs/, with the record it was drawn from
+and whether that is of the sources that are here. A test compares.
 """
 
 import re
@@ -64,8 +64,14 @@ def _plot(operator: Operator, evidence: Evidence, images: dict[str, str]) -> str
         images[name] = plots.against_peers(at_declared_sizes(operator, rows))
         words = f"{operator.name}, times of each variant in multiples of the floor"
         origin = record.origin
-        facts = f"{origin.device}, torch {origin.torch}, at {_commit(origin)}"
-        return f"![{words}]({name})\n\n[Record]({RECORDS}{path}): {facts}.\n"
+        state = evidence.state(operator, origin)
+        age = "the current source" if state == "current" else "**an older source**"
+        facts = f"{origin.device}, torch {origin.torch}, at {_commit(origin)}, {age}"
+        ours = dict.fromkeys(f"`{row.variant}`" for row in rows if row.ours)
+        return (
+            f"![{words}]({name})\n\n[Record]({RECORDS}{path}): {facts}. "
+            f"Ours, in green: {', '.join(ours)}.\n"
+        )
     raise StageError(f"README.md: a plot of {operator.name} must have a record, got none")
 
 
