@@ -53,7 +53,8 @@ def _times(operator: Operator, record: Bench) -> Iterator[str]:
     kind = tables.shared(rows)
     every = f"; every size is {kind}" if kind else ""
     yield f"Ours is `{ours}`, which a call without a backend gets first{every}.\n"
-    yield table(tables.SUMMARY, tables.summary(rows, ours))
+    lines = table(tables.SUMMARY, tables.summary(rows, ours))
+    yield f'<div class="summary" markdown="1">\n\n{lines}\n</div>\n'
     yield from sizes.left_out(record, operator.name)
     full = tables.speed(rows)
     yield from folded(

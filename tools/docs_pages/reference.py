@@ -81,7 +81,7 @@ def records(operators: Mapping[str, Operator], evidence: Evidence) -> str:
                 f"[{path}](../records/{path})",
                 kinds[type(record)],
                 record.tier if isinstance(record, GateSummary) else None,
-                ", ".join(names),
+                "all" if operators.keys() <= names.keys() else ", ".join(names),
                 origin.device,
                 commit,
                 changed,

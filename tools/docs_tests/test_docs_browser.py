@@ -88,6 +88,8 @@ def visit(browser, address, page, size):
         for entry in browser.get_log("browser")
         if entry["level"] == "SEVERE"
     ]
+    # What is folded must fit too once somebody opens it.
+    browser.execute_script("document.querySelectorAll('article details').forEach(d => d.open = 1)")
     scroll, inner = browser.execute_script(
         "return [document.documentElement.scrollWidth, document.documentElement.clientWidth]"
     )
@@ -117,6 +119,21 @@ def test_operator_page_with_records_shows_its_plots(browser, serve, built):
     assert all(image.is_displayed() and image.size["width"] > 300 for image in images)
 
 
+def test_full_tables_of_an_operator_open_on_a_click(browser, serve, built):
+    browser.get(f"{serve(built)}/operators/rms_norm.html")
+    (folded, *_) = browser.find_elements(By.CSS_SELECTOR, "article details")
+    (shown, *_) = folded.find_elements(By.CSS_SELECTOR, "table")
+    assert not shown.is_displayed()
+    folded.find_element(By.CSS_SELECTOR, "summary").click()
+    assert shown.is_displayed()
+
+
+def test_plots_of_the_site_hold_no_markup_of_formulas(built):
+    drawn = sorted(built.rglob("*.svg"))
+    assert len(drawn) > 20
+    assert [path.name for path in drawn if "mathdefault" in path.read_text()] == []
+
+
 def test_search_of_the_site_finds_a_word_of_a_page(browser, serve, built):
     assert visit(browser, serve(built), "index.html", DESKTOP) == []
     field = browser.find_element(By.CSS_SELECTOR, "input[data-md-component=search-query]")
@@ -136,6 +153,7 @@ def test_search_of_the_site_finds_a_word_of_a_page(browser, serve, built):
         ("<img src='http://192.0.2.1/a.png'>", "outside request: http://192.0.2.1/a.png"),
         ("<script>console.error('broken')</script>", "console: "),
         ("<div style='width: 900px'>wide</div>", "scrolls: "),
+        ("<details><div style='width: 900px'>wide</div></details>", "scrolls: "),
         ("<img src='absent.svg'>", "not visible: "),
     ],
 )

@@ -132,7 +132,7 @@ def test_page_of_records_says_the_tier_of_gates(repository, stage):
     document = json.loads((repository / GATES).read_text())
     (repository / GATES).write_text(json.dumps({**document, "tier": "planted"}))
     pages = stage().pages
-    assert "(../records/h200/gates.json) | gates | planted |" in pages["reference/records.md"]
+    assert "(../records/h200/gates.json) | gates | planted | all |" in pages["reference/records.md"]
     assert "(../records/h200/gates.json), tier planted, " in pages["operators/rms_norm.md"]
     assert "(records/h200/gates.json), tier planted, " in pages["index.md"]
 
