@@ -2,8 +2,9 @@
 """Write what the README takes from records: `hatch run docs:readme` after records have changed.
 
 Between `<!-- rlk:begin claims -->` and its end stands the table of claims, between
-`<!-- rlk:begin plot OPERATOR -->` and its end a plot, in docs/, with the record it was drawn from
-and whether that is of the sources that are here. A test compares.
+`<!-- rlk:begin plot OPERATOR -->` and its end a plot, in docs/, with the record it was drawn from.
+Which records are of the current sources is said by the site alone: a commit then changes nothing
+here. A test compares.
 """
 
 import re
@@ -37,7 +38,6 @@ def written(
     def filled(match: re.Match[str]) -> str:
         begin, part, name, end = match.groups()
         if part == "claims":
-            # Not whether a record is of the current sources: a commit then changes nothing here.
             content = claims.overview(operators, evidence, _page, RECORDS, lambda f: f.verdict)
         elif part == "plot" and name in operators:
             content = _plot(operators[name], evidence, images)
@@ -64,9 +64,7 @@ def _plot(operator: Operator, evidence: Evidence, images: dict[str, str]) -> str
         images[name] = plots.against_peers(at_declared_sizes(operator, rows))
         words = f"{operator.name}, times of each variant in multiples of the floor"
         origin = record.origin
-        state = evidence.state(operator, origin)
-        age = "the current source" if state == "current" else "**an older source**"
-        facts = f"{origin.device}, torch {origin.torch}, at {_commit(origin)}, {age}"
+        facts = f"{origin.device}, torch {origin.torch}, at {_commit(origin)}"
         ours = dict.fromkeys(f"`{row.variant}`" for row in rows if row.ours)
         return (
             f"![{words}]({name})\n\n[Record]({RECORDS}{path}): {facts}. "
