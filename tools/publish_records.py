@@ -171,11 +171,11 @@ def joined(command: str, records: Sequence[Rows]) -> Rows:
 
 def all_of(command: str, runs: Iterable[str]) -> str:
     """The commands of runs, those of equal options as one: pages read there what was asked for."""
-    operators: dict[str, list[str]] = {}
+    operators: dict[str, dict[str, None]] = {}
     for run in "; ".join(runs).split("; "):
         names, dash, options = run.removeprefix(command).partition(" --")
         kept = _OF_THE_MACHINE.sub("", dash + options)
-        operators.setdefault(kept, []).extend(names.split())
+        operators.setdefault(kept, {}).update(dict.fromkeys(names.split()))
     return "; ".join(" ".join([command, *names]) + kept for kept, names in operators.items())
 
 

@@ -182,6 +182,7 @@ def test_publish_joins_what_two_processes_surveyed_of_one_operator(publish, tmp_
     absent = of_variant("starved", verdict="not applicable", reason="it needs a setting")
     first = replace(SURVEY, rows=SURVEY.rows + absent.rows)
     measured = of_variant("starved")
+    first, measured = (told("rlk survey demo", record) for record in (first, measured))
     for order in ((first, measured), (measured, first)):
         assert publish(**dict(zip("ab", order, strict=True))) == 0
         kept = load_folder(tmp_path / "kept")["survey.json"]
@@ -189,6 +190,7 @@ def test_publish_joins_what_two_processes_surveyed_of_one_operator(publish, tmp_
             "cuda": "measured",
             "starved": "measured",
         }
+        assert kept.origin.command == "rlk survey demo"
 
 
 def test_publish_keeps_what_each_run_was_asked_for(publish, tmp_path):

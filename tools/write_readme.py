@@ -13,12 +13,11 @@ from collections.abc import Mapping
 
 from docs_pages import claims
 from docs_pages.errors import StageError
-from docs_pages.evidence import Evidence, at_declared_sizes, distribution
+from docs_pages.evidence import Evidence, at_declared_sizes, distribution, short_commit
 from docs_stage import ROOT
 
 from rlk import environment, registry
 from rlk.operator import Operator
-from rlk.records import Origin
 from rlk.report import plots
 
 _PART = re.compile(r"(<!-- rlk:begin (\S+)(?: (\S+))? -->\n).*?(<!-- rlk:end \2 -->)", re.DOTALL)
@@ -48,10 +47,6 @@ def written(
     return _PART.sub(filled, text), images
 
 
-def _commit(origin: Origin) -> str:
-    return (origin.commit or "no commit")[:9]
-
-
 def _page(operator: Operator) -> str:
     folder = f"packages/{distribution(operator)}/src/{operator.package}"
     return f"{folder}/{operator.name}/page.md"
@@ -64,7 +59,7 @@ def _plot(operator: Operator, evidence: Evidence, images: dict[str, str]) -> str
         images[name] = plots.against_peers(at_declared_sizes(operator, rows))
         words = f"{operator.name}, times of each variant in multiples of the floor"
         origin = record.origin
-        facts = f"{origin.device}, torch {origin.torch}, at {_commit(origin)}"
+        facts = f"{origin.device}, torch {origin.torch}, at {short_commit(origin)}"
         ours = dict.fromkeys(f"`{row.variant}`" for row in rows if row.ours)
         return (
             f"![{words}]({name})\n\n[Record]({RECORDS}{path}): {facts}. "

@@ -3,8 +3,8 @@
 
 from collections.abc import Callable, Iterable, Mapping
 
-from docs_pages.evidence import Evidence, Found
-from rlk.operator import CLAIM_WORDS, Claim, Operator
+from docs_pages.evidence import Evidence, Found, short_commit
+from rlk.operator import CLAIM_WORDS, Backend, Claim, Operator
 from rlk.records import GateSummary
 from rlk.report.markdown import table
 
@@ -43,9 +43,10 @@ def sources(operators: Iterable[Operator], evidence: Evidence, folder: str) -> s
         for path, names in paths.items():
             record = evidence.records[path]
             tier = record.tier if isinstance(record, GateSummary) else NOT_RUN
-            commit = (record.origin.commit or "no commit")[:9]
             of = f" of {', '.join(names)}" if len(paths) > 1 else ""
-            links.append(f"[{platform}]({folder}{path}){of}, tier {tier}, at {commit}")
+            links.append(
+                f"[{platform}]({folder}{path}){of}, tier {tier}, at {short_commit(record.origin)}"
+            )
     return f"Records: {'; '.join(links) or NOT_RUN}.\n"
 
 
@@ -55,11 +56,16 @@ def _found(operator: Operator, evidence: Evidence) -> Iterable[Found]:
             yield from _judged(operator, claim, platform, evidence).values()
 
 
+def _promising(operator: Operator, claim: Claim) -> list[Backend]:
+    """The backends of which a claim speaks."""
+    return [b for b in operator.backends if not claim.among or b.name in claim.among]
+
+
 def _judged(
     operator: Operator, claim: Claim, platform: str, evidence: Evidence
 ) -> dict[str, Found]:
     """What records say of a claim there, by backend."""
-    names = [b.name for b in operator.backends if not claim.among or b.name in claim.among]
+    names = [backend.name for backend in _promising(operator, claim)]
     answers = {name: evidence.claim(operator, claim.word, name, platform) for name in names}
     return {name: found for name, found in answers.items() if found is not None}
 
@@ -89,11 +95,7 @@ def _places(
     for platform in evidence.platforms:
         kind = "nvidia" if platform.startswith("sm_") else platform
         answers = _judged(operator, claim, platform, evidence)
-        serving = {
-            b.name
-            for b in operator.backends
-            if kind in b.platforms and (not claim.among or b.name in claim.among)
-        }
+        serving = {b.name for b in _promising(operator, claim) if kind in b.platforms}
         by_words: dict[str, list[str]] = {}
         for name, found in answers.items():
             by_words.setdefault(told(found), []).append(name)

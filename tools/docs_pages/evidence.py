@@ -26,6 +26,11 @@ from rlk.records import (
 JUDGMENTS = {"batch_invariant": ("forward_invariance", "gradient_invariance")}
 
 
+def short_commit(origin: Origin) -> str:
+    """The commit of a record as pages show it."""
+    return (origin.commit or "no commit")[:9]
+
+
 @dataclass(frozen=True)
 class Found:
     """What a record says of one claim or cell: `passed` or `failed`, and of which sources."""

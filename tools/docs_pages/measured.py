@@ -4,7 +4,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from docs_pages.claims import NOT_RUN
-from docs_pages.evidence import Evidence, at_declared_sizes
+from docs_pages.evidence import Evidence, at_declared_sizes, short_commit
 from rlk.operator import Operator
 from rlk.records import Bench, BenchRow, Origin, SurveyRow
 from rlk.report import plots, sizes, tables
@@ -113,7 +113,7 @@ def _images(
 
 
 def _source(origin: Origin, path: str, state: str) -> str:
-    commit = "no commit" if origin.commit is None else f"commit `{origin.commit[:9]}`"
+    commit = f"commit `{short_commit(origin)}`" if origin.commit else short_commit(origin)
     age = "the current source" if state == "current" else "**an older source**"
     versions = [f"torch {origin.torch}", f"triton {origin.triton}" if origin.triton else ""]
     facts: Sequence[str] = [origin.device, *filter(None, versions), commit, age]

@@ -56,8 +56,10 @@ def _declaration(operator: Operator) -> str:
 
 def _values_of(scalar: Scalar) -> str | None:
     """What a scalar may be; None for anything."""
-    if scalar.fixed or scalar.choices:
-        return "fixed" if scalar.fixed else ", ".join(scalar.choices)
+    if scalar.fixed:
+        return "fixed"
+    if scalar.choices:
+        return ", ".join(scalar.choices)
     return f"at least {scalar.minimum:g}" if math.isfinite(scalar.minimum) else None
 
 

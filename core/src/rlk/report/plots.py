@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogFormatter
 
 from rlk.records import BenchRow, SurveyRow
-from rlk.report.sizes import without_rows
+from rlk.report.sizes import grouped, without_rows
 
 Axes: TypeAlias = Any
 
@@ -84,7 +84,7 @@ def of_values(rows: Sequence[SurveyRow]) -> dict[str, str]:
 
 def against_peers(rows: Sequence[BenchRow]) -> str:
     """Forward and forward+backward of every variant at every size, in multiples of the floor."""
-    sizes = _groups(rows, lambda row: (row.size, row.layout, row.dtype))
+    sizes = grouped(rows, lambda row: (row.size, row.layout, row.dtype))
     colours = _colours(rows)
 
     def draw(axes: Axes, key: tuple[str, ...], found: list[BenchRow]) -> None:
@@ -110,7 +110,7 @@ def against_peers(rows: Sequence[BenchRow]) -> str:
 def time_per_rows(rows: Sequence[BenchRow]) -> str | None:
     """Forward and backward over the number of rows; None unless a size has two counts."""
     timed = [row for row in rows if row.rows and row.both_us is not None]
-    pairs = _groups(
+    pairs = grouped(
         zip(without_rows(timed), timed, strict=True),
         lambda pair: (pair[0], pair[1].layout, pair[1].dtype),
     )
@@ -121,7 +121,7 @@ def time_per_rows(rows: Sequence[BenchRow]) -> str | None:
     colours = _colours(rows)
 
     def draw(axes: Axes, key: tuple[str, ...], found: list[BenchRow]) -> None:
-        for name, points in _groups(found, lambda row: row.variant).items():
+        for name, points in grouped(found, lambda row: row.variant).items():
             points.sort(key=lambda row: row.rows or 0)
             style = {"color": FLOOR, "linestyle": ":"} if name == "floor" else {}
             style = {"color": colours.get(name, FLOOR), **style}
@@ -205,14 +205,14 @@ def not_drawn(rows: Sequence[SurveyRow]) -> Iterator[str]:
 
 def widest(rows: Sequence[SurveyRow]) -> list[SurveyRow]:
     """The rows with accuracy at the size with most elements."""
-    sizes = _groups([row for row in rows if row.accuracy], lambda row: row.size)
+    sizes = grouped([row for row in rows if row.accuracy], lambda row: row.size)
     most = {s: max(a.elements for r in f for a in r.accuracy.values()) for s, f in sizes.items()}
     return sizes[max(most, key=lambda size: most[size])] if sizes else []
 
 
 def _judged_alone(rows: Sequence[SurveyRow]) -> dict[Any, list[SurveyRow]]:
     found = [row for row in rows if row.rows_judged and row.rows_alone]
-    return _groups(found, lambda row: (row.size, row.dtype))
+    return grouped(found, lambda row: (row.size, row.dtype))
 
 
 def _differ(rows: Sequence[SurveyRow]) -> bool:
@@ -227,7 +227,7 @@ def ulp_histograms(rows: Sequence[SurveyRow]) -> str | None:
     found = widest(rows)
     if not found:
         return None
-    groups = _groups(
+    groups = grouped(
         [(row, name) for row in found for name in row.accuracy],
         lambda pair: (pair[1], pair[0].size, pair[0].dtype),
     )
@@ -298,10 +298,3 @@ def _colours(rows: Iterable[BenchRow] | Iterable[SurveyRow]) -> dict[str, str]:
     names = dict.fromkeys(row.variant for row in rows if row.variant != "floor")
     others = [name for name in names if name not in OURS]
     return {**OURS, **{name: PEERS[i % len(PEERS)] for i, name in enumerate(others)}}
-
-
-def _groups(rows: Iterable[Any], key: Callable[[Any], Any]) -> dict[Any, list[Any]]:
-    groups: dict[Any, list[Any]] = {}
-    for row in rows:
-        groups.setdefault(key(row), []).append(row)
-    return groups

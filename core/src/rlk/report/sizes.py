@@ -2,11 +2,13 @@
 """Sizes of rows of records: what is one size at several numbers of rows, and which are missing."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
 
 from rlk.bench.work import MOST_BYTES
 from rlk.records import Bench, BenchRow
 
+Row = TypeVar("Row")
 _SHAPE = re.compile(r"\d+(?:x\d+)*")
 _ASKED = re.compile(r"--rows[ =](\d+)")
 
@@ -23,6 +25,14 @@ def without_rows(rows: Sequence[BenchRow]) -> list[str]:
     ]
     place = min(set.intersection(*places), default=0) if places else 0
     return [" ".join(_opened(word, place) for word in row.size.split(" ")) for row in rows]
+
+
+def grouped(rows: Iterable[Row], key: Callable[[Row], Any]) -> dict[Any, list[Row]]:
+    """Rows by what a key says of each, in the order of the first of each group."""
+    groups: dict[Any, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(key(row), []).append(row)
+    return groups
 
 
 def asked(command: str, operator: str) -> set[int]:

@@ -7,6 +7,7 @@ from typing import TypeVar
 from rlk.records import BenchRow, ProfileRow, SurveyRow, TensorAccuracy
 from rlk.records.document import VERDICTS
 from rlk.report.markdown import table
+from rlk.report.sizes import grouped
 
 SPEED = (
     "variant", "version", "forward us", "forward, x floor", "forward TB/s", "backward us",
@@ -60,8 +61,9 @@ def summary(rows: Sequence[BenchRow], ours: str) -> Cells:
     A size names dtype and layout only where they are not those of `shared`.
     """
     found: Cells = []
+    short = shared(rows) is not None
     for key, of_size in _by_size(rows).items():
-        size = of_size[0].size if shared(rows) else key
+        size = of_size[0].size if short else key
         mine = next((row for row in of_size if row.variant == ours), None)
         other = fastest_other(of_size)
         if mine is None or mine.both_us is None:
@@ -104,10 +106,7 @@ def absent(rows: Sequence[Row]) -> tuple[list[Row], str | None]:
 
 
 def _by_size(rows: Sequence[BenchRow]) -> dict[str, list[BenchRow]]:
-    found: dict[str, list[BenchRow]] = {}
-    for row in rows:
-        found.setdefault(f"{row.size} {row.dtype} {row.layout}", []).append(row)
-    return found
+    return grouped(rows, lambda row: f"{row.size} {row.dtype} {row.layout}")
 
 
 def _spread(median: float | None, spread: float | None) -> str | float | None:
