@@ -2,8 +2,9 @@
 """Keep what runs of ci/gpu.sh found: python tools/publish_records.py OUT_DIR docs/records/GPU
 
 Reports of gates are counted and put together; so are records of survey, and of bench, that share
-operators, dtypes or variants among them: who was not there in one run may be in another. All must
-come from committed sources, and from the same ones, be it at two commits: a machine that had them
+operators, dtypes or variants among them: who was not there in one run may be in another. A run of
+bench that was cut off leaves whole sizes: the operator at which it was cut off has a file of its
+own, which says so; nothing else may be of an interrupted run. All must come from committed sources, and from the same ones, be it at two commits: a machine that had them
 without their history is believed if they have the digests of this checkout, in which nothing but
 records and pages may have changed. Exit status 2, and one sentence, if they do not.
 """
@@ -84,13 +85,27 @@ def published(records: dict[str, Document]) -> dict[str, Document]:
                     f"publish: {path} must be of the machine of the others, got {part} {ours} "
                     f"beside {theirs}"
                 )
-        if record.interrupted:
+        if record.interrupted and not isinstance(record, Bench):
             raise RlkError(f"publish: {path} must be of a whole run, got an interrupted one")
     gates = [r for r in records.values() if isinstance(r, GateSummary)]
     kept: dict[str, Document] = {"gates.json": together(gates)} if gates else {}
     surveys = [r for r in records.values() if isinstance(r, Survey)]
     kept |= {"survey.json": joined("rlk survey", surveys)} if surveys else {}
     benches = [r for r in records.values() if isinstance(r, Bench)]
+    cut = {path: r for path, r in records.items() if isinstance(r, Bench) and r.interrupted}
+    for path, record in cut.items():
+        # Whole sizes are left, and of each operator but the last all sizes.
+        last = record.rows[-1].operator if record.rows else None
+        name = f"bench-{last}.json"
+        if last is None or name in kept:
+            raise RlkError(
+                f"publish: {path}, interrupted, must hold an operator of which no other record is, "
+                f"got {last}"
+            )
+        kept[name] = replace(record, rows=[row for row in record.rows if row.operator == last])
+        rest = [row for row in record.rows if row.operator != last]
+        benches[benches.index(record)] = replace(record, interrupted=False, rows=rest)
+    benches = [record for record in benches if record.rows]
     kept |= {"bench.json": joined("rlk bench", benches)} if benches else {}
     for kind, name in SINGLE.items():
         found = [r for r in records.values() if isinstance(r, kind)]

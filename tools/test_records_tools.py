@@ -152,7 +152,7 @@ def test_publish_refuses_a_record_that_names_no_sources(publish, capsys):
 
 
 def test_publish_refuses_what_is_missing_interrupted_or_mixed(publish, capsys, tmp_path):
-    for number, record in enumerate((BENCH, SURVEY, gates("layout"))):
+    for number, record in enumerate((COST, SURVEY, gates("layout"))):
         assert publish(**{f"a{number}": replace(record, interrupted=True)}) == 2
         assert "must be of a whole run" in capsys.readouterr().err
     (tmp_path / "empty").mkdir()
@@ -162,6 +162,21 @@ def test_publish_refuses_what_is_missing_interrupted_or_mixed(publish, capsys, t
     assert not (tmp_path / "kept").exists()
     with pytest.raises(Exception, match="of one tier and seed"):
         publish_records.together([gates("layout"), gates("layout", tier="short")])
+
+
+def test_publish_keeps_the_operator_at_which_a_run_was_cut_off_in_a_file_that_says_so(
+    publish, capsys, tmp_path
+):
+    cut = replace(BENCH, interrupted=True)
+    both = replace(cut, rows=[*of_operator("whole", BENCH).rows, *BENCH.rows])
+    assert publish(a=both, b=of_operator("other", BENCH)) == 0
+    kept = load_folder(tmp_path / "kept")
+    assert kept["bench-demo.json"] == cut
+    assert {row.operator for row in kept["bench.json"].rows} == {"whole", "other"}
+    assert not kept["bench.json"].interrupted
+    for refused in (dict(a=cut, b=cut), dict(a=replace(cut, rows=[]))):
+        assert publish(**refused) == 2
+        assert "interrupted, must hold an operator of which no other" in capsys.readouterr().err
 
 
 def told(command, record):

@@ -46,7 +46,17 @@ def asked(command: str, operator: str) -> set[int]:
 
 
 def left_out(record: Bench, operator: str) -> Iterator[str]:
-    """A sentence for each size that lacks a number of rows for which its run was asked."""
+    """A sentence for each size that lacks a number of rows for which its run was asked.
+
+    And one for the operator at which the run was interrupted.
+    """
+    if record.interrupted and record.rows and record.rows[-1].operator == operator:
+        last = record.rows[-1]
+        yield (
+            f"Nothing was measured after {last.size} {last.dtype} {last.layout}: the run was "
+            "interrupted.\n"
+        )
+        return
     wanted = asked(record.origin.command, operator)
     rows = [row for row in record.rows if row.operator == operator and row.rows is not None]
     found: dict[str, set[int]] = {}
@@ -55,11 +65,10 @@ def left_out(record: Bench, operator: str) -> Iterator[str]:
     for size, counts in found.items():
         missing = sorted(wanted - counts)
         if missing:
-            why = (
-                "the run was interrupted" if record.interrupted
-                else f"its largest tensor would take more than {MOST_BYTES / 1e9:g} GB"
-            )  # fmt: skip
-            yield f"{size}: not measured at {', '.join(map(str, missing))} rows, {why}.\n"
+            yield (
+                f"{size}: not measured at {', '.join(map(str, missing))} rows, its largest tensor "
+                f"would take more than {MOST_BYTES / 1e9:g} GB.\n"
+            )
 
 
 def _shapes(size: str) -> list[str]:

@@ -251,7 +251,8 @@ def test_page_tells_which_numbers_of_rows_were_not_measured():
     text = "\n".join(page({"bench.json": asked}).lines)
     assert f"{missing}its largest tensor would take more than 2 GB." in text
     cut = "\n".join(page({"bench.json": replace(asked, interrupted=True)}).lines)
-    assert f"{missing}the run was interrupted." in cut
+    last = asked.rows[-1]
+    assert f"after {last.size} {last.dtype} {last.layout}: the run was interrupted." in cut
     assert "not measured at" not in "\n".join(page({"bench.json": BENCH}).lines)
 
 
