@@ -4,9 +4,11 @@
 Reports of gates are counted and put together; so are records of survey, and of bench, that share
 operators, dtypes or variants among them: who was not there in one run may be in another. A run of
 bench that was cut off leaves whole sizes: the operator at which it was cut off has a file of its
-own, which says so; nothing else may be of an interrupted run. All must come from committed sources, and from the same ones, be it at two commits: a machine that had them
-without their history is believed if they have the digests of this checkout, in which nothing but
-records and pages may have changed. Exit status 2, and one sentence, if they do not.
+own, which says so; nothing else may be of an interrupted run.
+
+All must come from committed sources, and from the same ones, be it at two commits: a machine that
+had them without their history is believed if they have the digests of this checkout, in which
+nothing but records and pages may have changed. Exit status 2, and one sentence, if they do not.
 """
 
 import re
@@ -91,27 +93,42 @@ def published(records: dict[str, Document]) -> dict[str, Document]:
     kept: dict[str, Document] = {"gates.json": together(gates)} if gates else {}
     surveys = [r for r in records.values() if isinstance(r, Survey)]
     kept |= {"survey.json": joined("rlk survey", surveys)} if surveys else {}
-    benches = [r for r in records.values() if isinstance(r, Bench)]
-    cut = {path: r for path, r in records.items() if isinstance(r, Bench) and r.interrupted}
-    for path, record in cut.items():
-        # Whole sizes are left, and of each operator but the last all sizes.
-        last = record.rows[-1].operator if record.rows else None
-        name = f"bench-{last}.json"
-        if last is None or name in kept:
-            raise RlkError(
-                f"publish: {path}, interrupted, must hold an operator of which no other record is, "
-                f"got {last}"
-            )
-        kept[name] = replace(record, rows=[row for row in record.rows if row.operator == last])
-        rest = [row for row in record.rows if row.operator != last]
-        benches[benches.index(record)] = replace(record, interrupted=False, rows=rest)
-    benches = [record for record in benches if record.rows]
-    kept |= {"bench.json": joined("rlk bench", benches)} if benches else {}
+    kept |= measured({path: r for path, r in records.items() if isinstance(r, Bench)})
     for kind, name in SINGLE.items():
         found = [r for r in records.values() if isinstance(r, kind)]
         if len(found) > 1:
             raise RlkError(f"publish: OUT_DIR must hold one record for {name}, got {len(found)}")
         kept |= {name: found[0]} if found else {}
+    return kept
+
+
+def measured(benches: Mapping[str, Bench]) -> dict[str, Document]:
+    """Records of bench, by file name: whole runs as one, and where each other one was cut off.
+
+    Raises:
+        RlkError: as `joined`, or an interrupted run has measured nothing.
+    """
+    kept: dict[str, Document] = {}
+    whole = []
+    for path, record in benches.items():
+        if record.interrupted and not record.rows:
+            raise RlkError(f"publish: {path}, interrupted, must hold a row, got none")
+        # A size is recorded when it is whole, and so are the operators before the last.
+        last = record.rows[-1].operator if record.interrupted else None
+        cut = [row for row in record.rows if row.operator == last]
+        name = f"bench-{last}.json"
+        if name in kept:
+            raise RlkError(f"publish: {path} must not be cut off at {last}, as another record is")
+        if cut:
+            kept[name] = replace(record, rows=cut)
+        before = [row for row in record.rows if row.operator != last]
+        if before:
+            whole.append(replace(record, interrupted=False, rows=before))
+    if benches:
+        # What two runs have measured is refused, cut off or not.
+        joined("rlk bench", list(benches.values()))
+    if whole:
+        kept["bench.json"] = joined("rlk bench", whole)
     return kept
 
 

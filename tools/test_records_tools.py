@@ -174,9 +174,13 @@ def test_publish_keeps_the_operator_at_which_a_run_was_cut_off_in_a_file_that_sa
     assert kept["bench-demo.json"] == cut
     assert {row.operator for row in kept["bench.json"].rows} == {"whole", "other"}
     assert not kept["bench.json"].interrupted
-    for refused in (dict(a=cut, b=cut), dict(a=replace(cut, rows=[]))):
-        assert publish(**refused) == 2
-        assert "interrupted, must hold an operator of which no other" in capsys.readouterr().err
+    assert publish(a=cut, b=BENCH) == 2
+    assert "must have measured demo" in capsys.readouterr().err
+    other_dtype = replace(cut, rows=[replace(row, dtype="float32") for row in cut.rows])
+    assert publish(a=cut, b=other_dtype) == 2
+    assert "b.json must not be cut off at demo, as another record is" in capsys.readouterr().err
+    assert publish(a=replace(cut, rows=[])) == 2
+    assert "a.json, interrupted, must hold a row, got none" in capsys.readouterr().err
 
 
 def told(command, record):
