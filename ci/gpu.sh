@@ -9,10 +9,10 @@
 # unset; RLK_GPU_DTYPES the dtypes of the benchmark, bfloat16 if unset; RLK_GPU_ROWS its further row
 # counts, and those of the profile.
 #
-# Needs no installation of rlk. `tests` needs Liger, `integration` transformers, diffusers and FLA: a
-# test may be skipped for want of a second GPU alone. `install` needs a folder
-# of wheels with kernels for this GPU (RLK_WHEELS, dist if unset), `profile` ncu of Nsight Compute,
-# for what limits each kernel; they run only when asked for.
+# Needs no installation of rlk. `tests` needs Liger: a test may be skipped for want of a second GPU
+# alone. These run only when asked for: `integration` needs transformers, diffusers and FLA,
+# `install` a folder of wheels with kernels for this GPU (RLK_WHEELS, dist if unset), `profile` ncu of
+# Nsight Compute, for what limits each kernel.
 # Each part leaves OUT_DIR/<part>.log and JSON beside it, and replaces only those of its own name: what
 # runs of other parts, operators or dtypes left in OUT_DIR stays. Exit status 0 all passed, 1
 # something is red, 2 this machine cannot run it.

@@ -23,7 +23,7 @@ RECORDS = ROOT / "docs" / "records"
 sys.path.append(str(ROOT / "tools"))
 # What a row of conventions says of a library that is absent.
 NOT_INSTALLED = "not installed"
-# What a machine may lack: hardware, or a library that stands beside ours.
+# What a machine may lack: hardware. Libraries that stand beside ours must be there.
 PERMITTED_SKIP = "needs a second GPU"
 
 

@@ -59,8 +59,8 @@ def published(records: dict[str, Document]) -> dict[str, Document]:
     """The records to keep, by file name.
 
     Raises:
-        RlkError: there is none, or one is not of committed sources, is interrupted, or is of other
-            sources or of another machine than the first.
+        RlkError: there is none, or one is not of committed sources, is interrupted and of no
+            benchmark, or is of other sources or of another machine than the first.
     """
     if not records:
         raise RlkError("publish: OUT_DIR must hold records, got none")
@@ -106,7 +106,8 @@ def measured(benches: Mapping[str, Bench]) -> dict[str, Document]:
     """Records of bench, by file name: whole runs as one, and where each other one was cut off.
 
     Raises:
-        RlkError: as `joined`, or an interrupted run has measured nothing.
+        RlkError: as `joined`, or an interrupted run has measured nothing, or two were cut off at
+            one operator.
     """
     kept: dict[str, Document] = {}
     whole = []
