@@ -274,10 +274,25 @@ def test_peers_that_round_elsewhere_are_named_once_and_not_timed(monkeypatch):
     assert [v.name for v in variants.variants(DEMO, {}, {})[2:]] == ["torch.compile", "both"]
 
 
-def test_compiled_formula_of_a_sum_says_that_it_norms_more_than_was_rounded():
+def test_compiled_formula_of_a_sum_says_that_it_norms_more_than_was_rounded(monkeypatch):
     outputs = (replace(DEMO.outputs[0], sum_of=("x", "residual")),)
     summed = SimpleNamespace(outputs=outputs, scalars=(), oracle=None)
+    monkeypatch.setattr(variants, "prior_art", lambda operator: None)
     assert variants.compiled_peer(summed).name == "torch.compile, sum unrounded"
+    art = SimpleNamespace(COMPILED=lambda scalars: None)
+    monkeypatch.setattr(variants, "prior_art", lambda operator: art)
+    assert variants.compiled_peer(summed).name == "torch.compile"
+
+
+def test_compiled_peer_is_what_the_folder_would_compile(monkeypatch):
+    seen = {}
+    art = SimpleNamespace(COMPILED=lambda scalars: lambda x: x * scalars["factor"])
+    monkeypatch.setattr(variants, "prior_art", lambda operator: art)
+    monkeypatch.setattr(torch, "compile", lambda call, **told: seen.update(told) or call)
+    x = torch.ones(2, 3, dtype=torch.bfloat16)
+    compiled = variants.compiled_peer(DEMO, dynamic=True).make({"factor": 3.0})
+    assert torch.equal(compiled(x), 3 * x)
+    assert seen == {"dynamic": True, "fullgraph": True}
 
 
 def test_variants_that_are_refused_are_not_made_and_say_why(monkeypatch):

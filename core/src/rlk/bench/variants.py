@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who takes part: our backends, the operator's formula in PyTorch, and other libraries.
 
-An operator's folder may hold prior_art.py with PEERS, a tuple of `Peer`, and CONVENTIONS, others
-that round in other places: they are surveyed and counted, and not timed.
+An operator's folder may hold prior_art.py with PEERS, a tuple of `Peer`; CONVENTIONS, others that
+round in other places: they are surveyed and counted, and not timed; and COMPILED, what a user would
+give to torch.compile, made as a peer is, where that is not the formula in FP32.
 """
 
 import importlib
@@ -132,25 +133,31 @@ def _ours(operator: Operator, backend: str, told: Mapping[str, Any]) -> Variant:
 
 
 def compiled_peer(operator: Operator, dynamic: bool = False) -> Peer:
-    """The textbook formula in FP32, rounded once at the end, as a compiler fuses it.
+    """What PyTorch's compiler makes of the operator: of its folder's COMPILED, or of its formula.
 
     `dynamic` compiles once for all sizes, otherwise once for each. Of a sum that is an output too
-    it norms what FP32 has, and its name says so.
+    the formula norms what FP32 has, and its name says so.
     """
-    fixed = {s.name: s.default for s in operator.scalars}
+    own = getattr(prior_art(operator), "COMPILED", None)
 
     def make(scalars: Mapping[str, Any]) -> Call:
-        known = {n: v for n, v in scalars.items() if n in fixed}
-
-        def formula(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            results = operator.oracle(*(t.float() for t in tensors), **{**fixed, **known})
-            return tuple(t.to(tensors[0].dtype) for t in results[: len(operator.outputs)])
-
+        call = _formula(operator, scalars) if own is None else own(scalars)
         torch._dynamo.reset()
-        return torch.compile(formula, dynamic=dynamic, fullgraph=True)
+        return torch.compile(call, dynamic=dynamic, fullgraph=True)
 
-    summed = any(output.sum_of for output in operator.outputs)
+    summed = own is None and any(output.sum_of for output in operator.outputs)
     return Peer("torch.compile, sum unrounded" if summed else "torch.compile", "torch", make)
+
+
+def _formula(operator: Operator, scalars: Mapping[str, Any]) -> Call:
+    """The textbook formula in FP32, rounded once at the end."""
+    told = {s.name: scalars.get(s.name, s.default) for s in operator.scalars}
+
+    def formula(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        results = operator.oracle(*(t.float() for t in tensors), **told)
+        return tuple(t.to(tensors[0].dtype) for t in results[: len(operator.outputs)])
+
+    return formula
 
 
 def prior_art(operator: Operator) -> ModuleType | None:
