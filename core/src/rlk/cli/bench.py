@@ -9,8 +9,8 @@ from typing import Annotated, get_args
 import torch
 import typer
 
+from rlk.bench import compiled, refusals
 from rlk.bench.measure import METHOD, measure
-from rlk.bench.refusals import Refusals, refusals, side_by_side
 from rlk.bench.work import Work, works
 from rlk.cli import report_file, select
 from rlk.cli.console import console, progress, table
@@ -83,14 +83,16 @@ def _run(
     """Judge, measure, print and record one size after another; with jobs, judge all first."""
     total, done = sum(len(works) for _, _, works in planned), 0
     with progress(total) as step:
-        judged: list[Refusals] = []
+        judged: list[refusals.Refusals] = []
         if jobs > 1:
             step(done, "the gates of all operators")
-            judged = side_by_side([(operator, dtype) for operator, dtype, _ in planned], jobs)
-            _compile_by(jobs)
+            pairs = [(operator, dtype) for operator, dtype, _ in planned]
+            judged = refusals.side_by_side(pairs, jobs)
+            step(done, "the code of torch.compile")
+            compiled.side_by_side([work for *_, its_works in planned for work in its_works], jobs)
         for place, (operator, dtype, its_works) in enumerate(planned):
             step(done, f"{operator.name} {dtype}, its gates")
-            refused = judged[place] if judged else refusals(operator, dtype)
+            refused = judged[place] if judged else refusals.refusals(operator, dtype)
             for work in its_works:
                 step(done, f"{operator.name} {work.label} {dtype} {work.layout}")
                 measured = measure(work, refused)
@@ -100,10 +102,3 @@ def _run(
                 found += measured
                 done += 1
                 keep()
-
-
-def _compile_by(processes: int) -> None:
-    """Let torch.compile use processors that are idle, as it compiles anew for every size."""
-    from torch._inductor import config  # slow to import
-
-    config.compile_threads = processes

@@ -8,7 +8,6 @@ from importlib.resources import files
 import jsonschema
 import pytest
 import torch
-from torch._inductor import config as inductor
 
 from rlk.bench.variants import Peer
 from rlk.cli import bench, survey
@@ -150,7 +149,7 @@ def test_bench_interrupted_keeps_the_sizes_it_has(invoke, record, monkeypatch):
     monkeypatch.setattr(bench_command, "origin", lambda: survey_origin())
     told = []
     monkeypatch.setattr(
-        bench_command, "refusals", lambda operator, dtype: {"cuda": ("failed", "red")}
+        bench_command.refusals, "refusals", lambda operator, dtype: {"cuda": ("failed", "red")}
     )
 
     def measured(work, refused):
@@ -186,16 +185,19 @@ def test_bench_with_jobs_judges_all_operators_before_it_measures(invoke, record,
         told.append((str(work.dtype), refused))
         return []
 
-    monkeypatch.setattr(bench_command, "side_by_side", judged)
+    def compiled(works, jobs):
+        told.append(([(work.operator.name, str(work.dtype)) for work in works], jobs))
+
+    monkeypatch.setattr(bench_command.refusals, "side_by_side", judged)
+    monkeypatch.setattr(bench_command.compiled, "side_by_side", compiled)
     monkeypatch.setattr(bench_command, "measure", measured)
-    monkeypatch.setattr(inductor, "compile_threads", 1)
     dtypes = ("float32", "float16")
     options = [word for dtype in dtypes for word in ("--dtype", dtype)]
     result = invoke("bench", "twice", "--jobs", 3, *options, "--json", record.path)
     assert result.exit_code == 0, result.output
     assert told[0] == ([("twice", dtype) for dtype in dtypes], 3)
-    assert told[1:] == [(f"torch.{dtype}", {"cuda": ("failed", dtype)}) for dtype in dtypes]
-    assert inductor.compile_threads == 3
+    assert told[1] == ([("twice", f"torch.{dtype}") for dtype in dtypes], 3)
+    assert told[2:] == [(f"torch.{dtype}", {"cuda": ("failed", dtype)}) for dtype in dtypes]
 
 
 def survey_origin():
