@@ -11,7 +11,7 @@ from typing import Protocol
 
 import torch
 
-from rlk.errors import BackendError, PlatformError
+from rlk.errors import BackendError, PlatformError, one_of
 from rlk.operator import Backend
 
 AUTO = "auto"
@@ -185,10 +185,8 @@ def explain(operator: Chooser, platform: str) -> list[tuple[str, str]]:
 def _request(operator: Chooser, platform: str, requested: str) -> Choice:
     backend = next((b for b in operator.backends if b.name == requested), None)
     if backend is None:
-        names = ", ".join(b.name for b in operator.backends)
-        raise BackendError(
-            f"{operator.name}: backend must be one of auto, {names}, got {requested!r}"
-        )
+        names = one_of([AUTO, *(b.name for b in operator.backends)])
+        raise BackendError(f"{operator.name}: backend must be {names}, got {requested!r}")
     reason = _unsuitable(backend, platform)
     if reason is not None:
         raise BackendError(f'{operator.name}: backend "{requested}" cannot run here: {reason}')

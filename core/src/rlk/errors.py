@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The exceptions that callers can cause, each worded as one sentence."""
 
+from collections.abc import Iterable
+
 
 class RlkError(Exception):
     """Base of every error that rlk raises on purpose."""
@@ -28,3 +30,8 @@ class UnknownOperatorError(RlkError, LookupError):
 
 class WorkloadError(RlkError, ValueError):
     """A manifest is malformed; the message names the path of the bad value."""
+
+
+def one_of(names: Iterable[str]) -> str:
+    """A requirement: one of these names. In quotes, as a library's name may hold a comma."""
+    return f"one of {', '.join(map(repr, names))}"

@@ -113,7 +113,9 @@ def test_choose_unknown_backend_names_all():
     operator, loaders = declare(cuda=tiny_backend(), golden=tiny_backend())
     with pytest.raises(BackendError) as caught:
         dispatch.choose(operator, CPU, "vulkan")
-    assert str(caught.value) == ("tiny: backend must be one of auto, cuda, golden, got 'vulkan'")
+    assert str(caught.value) == (
+        "tiny: backend must be one of 'auto', 'cuda', 'golden', got 'vulkan'"
+    )
     assert [load.calls for load in loaders.values()] == [0, 0]
 
 
@@ -197,7 +199,7 @@ def test_use_backend_argument_of_the_call_wins(execution):
 
 def test_use_backend_unknown_name_fails_at_the_call(execution):
     with rlk.use_backend("vulkan"):
-        with pytest.raises(BackendError, match="one of auto, first, second, got 'vulkan'"):
+        with pytest.raises(BackendError, match="one of 'auto', 'first', 'second', got 'vulkan'"):
             run(execution)
 
 

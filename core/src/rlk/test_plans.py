@@ -211,7 +211,7 @@ def test_call_backend_request_is_followed_at_every_call():
         with rlk.use_backend("second"):
             assert ran() == ["second"]
             assert ran("first") == ["first"]
-        with pytest.raises(BackendError, match="backend must be one of auto, first, second"):
+        with pytest.raises(BackendError, match="backend must be one of 'auto', 'first', 'second'"):
             ran("third")
 
 

@@ -9,7 +9,7 @@ import typer
 
 from rlk.cli import report_file, select
 from rlk.cli.console import console, progress, table
-from rlk.errors import RlkError
+from rlk.errors import RlkError, one_of
 from rlk.gates.case import DEFAULT_SEED
 from rlk.operator import Operator
 from rlk.records import Survey, SurveyRow, origin
@@ -76,8 +76,7 @@ def _variants(operator: Operator, wanted: list[str] | None) -> list[str]:
     for name in wanted or []:
         if name not in known:
             raise RlkError(
-                f"survey: --variant of {operator.name} must be one of {', '.join(known)}, "
-                f"got {name!r}"
+                f"survey: --variant of {operator.name} must be {one_of(known)}, got {name!r}"
             )
     # Minutes in Triton's interpreter, and in golden at the sizes of models: only by name.
     slow = "golden" if torch.cuda.is_available() else "triton"

@@ -148,7 +148,11 @@ def test_check_backend_that_reports_nothing_exits_one(invoke, twice, monkeypatch
         ("--dtype", "int8", "check: --dtype must be one of float32, bfloat16, float16, got 'int8'"),
         ("--device", "moon", "check: --device must be cpu, cuda or cuda:N, got 'moon'"),
         ("--device", "cuda:99", "check: --device must be present, got 'cuda:99'"),
-        ("--backend", "cuda", "twice: backend must be one of auto, quantum, golden, got 'cuda'"),
+        (
+            "--backend",
+            "cuda",
+            "twice: backend must be one of 'auto', 'quantum', 'golden', got 'cuda'",
+        ),
         ("--backend", "quantum", 'twice: backend "quantum" cannot run here: it needs qubits'),
     ],
 )

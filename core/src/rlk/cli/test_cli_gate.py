@@ -248,7 +248,7 @@ def test_gate_options_reach_the_judge(invoke, judged, tmp_path):
         (("twise",), "operator must be one of twice, got 'twise'; did you mean twice?"),
         (
             ("twice", "--backend", "cuda"),
-            "twice: backend must be one of quantum, golden, torch.compile, got 'cuda'",
+            "twice: backend must be one of 'quantum', 'golden', 'torch.compile', got 'cuda'",
         ),
         (
             ("twice", "--backend", "quantum"),

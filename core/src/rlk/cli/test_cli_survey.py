@@ -95,7 +95,7 @@ def test_command_bad_request_exits_two_with_one_sentence(invoke, command, argume
 def test_survey_of_a_missing_or_unknown_library_exits_two(invoke):
     unknown = invoke("survey", "twice", "--variant", "nobody")
     assert unknown.exit_code == 2
-    assert "must be one of quantum, golden, sum, absent, got 'nobody'" in unknown.stderr
+    assert "must be one of 'quantum', 'golden', 'sum', 'absent', got 'nobody'" in unknown.stderr
     missing = invoke("survey", "twice", "--variant", "absent")
     assert missing.exit_code == 2
     assert missing.stderr.splitlines()[-1] == (
@@ -110,7 +110,10 @@ def test_gate_of_a_missing_or_unknown_library_exits_two(invoke):
     assert "it needs the package no-such-distribution, which is not installed" in missing.stderr
     unknown = invoke("gate", "twice", "--backend", "nobody")
     assert unknown.exit_code == 2
-    assert "backend must be one of quantum, golden, sum, absent, got 'nobody'" in unknown.stderr
+    assert (
+        "backend must be one of 'quantum', 'golden', 'sum', 'absent', got 'nobody'"
+        in unknown.stderr
+    )
 
 
 def test_gate_of_a_library_judges_what_it_can_promise(invoke):

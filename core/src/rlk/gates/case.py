@@ -7,7 +7,7 @@ from typing import get_args
 
 import torch
 
-from rlk.errors import RlkError
+from rlk.errors import RlkError, one_of
 from rlk.gates.engines import engine_of
 from rlk.gates.record import Judgment
 from rlk.operator import Operator
@@ -71,7 +71,7 @@ def cases(
     ]
     if not found:
         names = sorted({b.name for o in operators for b in o.backends})
-        raise RlkError(f"backend must be one of {', '.join(names)}, got {backend!r}")
+        raise RlkError(f"backend must be {one_of(names)}, got {backend!r}")
     if identity is None:
         return found
     chosen = [c for c in found if c.identity == identity]

@@ -190,7 +190,7 @@ def test_repro_other_seed_and_tier_repeat_the_same_case(scale):
 
 
 def test_cases_unknown_name_is_refused_with_an_example(scale):
-    with pytest.raises(RlkError, match="backend must be one of golden, got 'cuda'"):
+    with pytest.raises(RlkError, match="backend must be one of 'golden', got 'cuda'"):
         cases([scale.operator()], backend="cuda")
     with pytest.raises(RlkError, match="like scale/golden/forward_accuracy/float32, got 'scale'"):
         cases([scale.operator()], identity="scale")

@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 
 from rlk.bench.variants import Call, Peer, peers_of
-from rlk.errors import BackendError
+from rlk.errors import BackendError, one_of
 from rlk.launch import record
 from rlk.operator import Backend, Operator
 from rlk.parts import cut_like, tensors_in
@@ -44,8 +44,8 @@ def held_to(operator: Operator, name: str) -> Operator:
     """
     peers = {peer.name: peer for peer in peers_of(operator)}
     if name not in peers:
-        names = ", ".join([*(b.name for b in operator.backends), *peers])
-        raise BackendError(f"{operator.name}: backend must be one of {names}, got {name!r}")
+        names = one_of([*(b.name for b in operator.backends), *peers])
+        raise BackendError(f"{operator.name}: backend must be {names}, got {name!r}")
     saved = {t.name for t in operator.saved}
     claims = tuple(
         replace(claim, tensors=tuple(t for t in claim.tensors if t not in saved))

@@ -222,6 +222,6 @@ def test_gate_of_a_library_judges_its_own_gradients():
 
 def test_gate_of_a_library_that_is_unknown_names_those_there_are():
     with pytest.raises(
-        BackendError, match="must be one of golden, plain, by count, .* got 'nobody'"
+        BackendError, match="must be one of 'golden', 'plain', 'by count', .* got 'nobody'"
     ):
         held_to(OPERATOR, "nobody")

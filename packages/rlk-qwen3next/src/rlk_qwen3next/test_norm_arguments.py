@@ -115,8 +115,8 @@ def test_activation_unknown_is_refused_with_the_known_ones(rms_norm_gated):
 
 def test_backend_unknown_is_refused_with_the_declared_ones(norm):
     refused = message(norm.call, norm.batch().inputs.values(), "cublas", error=BackendError)
-    names = ", ".join(backend.name for backend in norm.operator.backends)
-    assert refused == f"{norm.name}: backend must be one of auto, {names}, got 'cublas'"
+    names = ", ".join(f"'{backend.name}'" for backend in norm.operator.backends)
+    assert refused == f"{norm.name}: backend must be one of 'auto', {names}, got 'cublas'"
 
 
 def test_gradient_that_does_not_fit_is_refused_by_the_operator_of_torch(norm):

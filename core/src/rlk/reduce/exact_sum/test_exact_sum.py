@@ -338,7 +338,9 @@ def test_call_bad_argument_names_it(message: str) -> None:
 
 
 def test_backend_unknown_name_is_refused() -> None:
-    with pytest.raises(BackendError, match="must be one of auto, cuda, triton, golden, got 'fast'"):
+    with pytest.raises(
+        BackendError, match="must be one of 'auto', 'cuda', 'triton', 'golden', got 'fast'"
+    ):
         exact_sum.merge(STATE, STATE, backend="fast")
 
 

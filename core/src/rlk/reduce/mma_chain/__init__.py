@@ -7,7 +7,7 @@ import torch
 
 from rlk import backends
 from rlk.dispatch import AUTO, Primitive, choose
-from rlk.errors import ArgumentError, BackendError, GradientError
+from rlk.errors import ArgumentError, BackendError, GradientError, one_of
 from rlk.launch import start_golden
 from rlk.reduce.mma_chain import golden
 
@@ -105,7 +105,7 @@ def backend_module(name: str) -> ModuleType:
     for row in _STEPS.backends:
         if row.name == name:
             return row.load()
-    raise BackendError(f"mma_chain: backend must be one of {', '.join(BACKENDS)}, got {name!r}")
+    raise BackendError(f"mma_chain: backend must be {one_of(BACKENDS)}, got {name!r}")
 
 
 def _check_operands(a: torch.Tensor, b: torch.Tensor) -> None:

@@ -181,7 +181,7 @@ def test_rounding_vllm_on_rocm_is_refused_in_one_sentence(monkeypatch):
 def test_backend_golden_on_a_gpu_has_no_such_bits(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
     device = torch.device("cuda")
-    with pytest.raises(BackendError, match="backend must be one of auto, cuda, triton, got"):
+    with pytest.raises(BackendError, match="backend must be one of 'auto', 'cuda', 'triton', got"):
         dispatch.choose(OPERATOR, device, "golden")
 
 

@@ -215,7 +215,9 @@ def test_tokens_over_ranks_second_differentiation_is_refused(alone):
 def test_tokens_over_ranks_of_another_backend_are_refused(alone):
     x, scale, shift, _ = batch()
     states = torch.ops.rlk.layer_norm_modulate_token_states
-    with pytest.raises(BackendError, match="backend must be one of auto, triton, golden, got 'cu"):
+    with pytest.raises(
+        BackendError, match="backend must be one of 'auto', 'triton', 'golden', got 'cu"
+    ):
         states(x, x, x[..., 0], x[..., 0], True, True, "cuda")
     with pytest.raises(ArgumentError, match=r"layer_norm_modulate: scale must be .* got \[2, 36\]"):
         over_ranks(x, scale[:, 1:], shift)
