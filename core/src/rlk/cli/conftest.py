@@ -2,11 +2,14 @@
 """A package with one tiny operator, installed for these tests only."""
 
 import importlib
+import json
 import os
 import subprocess
 import sys
+from importlib.resources import files
 from pathlib import Path
 
+import jsonschema
 import pytest
 from typer.testing import CliRunner
 
@@ -15,6 +18,7 @@ from rlk import interpreter, registry
 from rlk.cli import app
 from rlk.test_support import install
 
+SCHEMA = json.loads((files("rlk") / "gates" / "report.schema.json").read_bytes())
 FILES = {
     "__init__.py": "from .twice import twice\n",
     "twice/__init__.py": """
@@ -100,3 +104,18 @@ def program(environment):
         return subprocess.Popen(command, env=env, **{**pipes, **streams})
 
     return start
+
+
+@pytest.fixture
+def report(tmp_path):
+    """Where a run may leave its report, and how to read it back."""
+
+    class File:
+        path = tmp_path / "report.json"
+
+        def read(self):
+            document = json.loads(self.path.read_text())
+            jsonschema.validate(document, SCHEMA)
+            return document
+
+    return File()
