@@ -12,8 +12,8 @@ import typer
 from rlk import environment, gates
 from rlk.cli import report_file, select
 from rlk.cli.console import console, progress
-from rlk.cli.gate_summary import conclusion, failures, judgments
-from rlk.errors import RlkError
+from rlk.cli.gate_summary import conclusion, failures, judged_nothing, judgments
+from rlk.errors import RlkError, one_of
 from rlk.gates.case import DEFAULT_SEED
 from rlk.gates.record import Workload
 from rlk.gates.workers import judged
@@ -64,7 +64,8 @@ def gate(
     if peer is not None:
         chosen = [held_to(operator, peer) for operator in chosen]
     planned = gates.cases(chosen, backend=backend, tier=tier.value, seed=seed, identity=case)
-    planned = [c for c in planned if peer is None or c.judgment in PEER_JUDGMENTS]
+    if peer is not None:
+        planned = _of_peer(planned)
     _require_runnable(planned)
     if dump is not None:
         report_file.make_folder(dump)
@@ -88,7 +89,7 @@ def gate(
                 )
                 write(report)
     _print(report, json)
-    raise typer.Exit(0 if report.passed else 1)
+    raise typer.Exit(0 if report.passed else 2 if judged_nothing(report) else 1)
 
 
 def _print(report: gates.Report, json: Path | None) -> None:
@@ -107,6 +108,9 @@ def _choose(
     """The operators to judge, and the workload they are held against."""
     if names and everything:
         raise RlkError("gate: operators must be named or --all, got both")
+    if case and (names or everything):
+        beside = "--all" if everything else ", ".join(names)
+        raise RlkError(f"gate: --case must stand without operators, got {beside} beside it")
     wanted = list(names) or ([case.partition("/")[0]] if case else [])
     if manifest is None:
         if everything:
@@ -125,6 +129,15 @@ def _choose(
         manifest_sha256=workload.sha256,
     )
     return [o for o in chosen if not wanted or o.name in wanted], held_against
+
+
+def _of_peer(planned: Sequence[gates.Case]) -> list[gates.Case]:
+    """The cases in which another library can be judged."""
+    found = [case for case in planned if case.judgment in PEER_JUDGMENTS]
+    if not found:
+        told = f"gate: the judgment of another library must be {one_of(PEER_JUDGMENTS)}"
+        raise RlkError(f"{told}, got {planned[0].judgment!r}")
+    return found
 
 
 def _require_runnable(planned: Sequence[gates.Case]) -> None:

@@ -45,10 +45,17 @@ def judgments(records: Sequence[Record]) -> Table:
 def conclusion(report: Report) -> str:
     """One line: the status, and what it rests on."""
     comparisons, passed, failed, not_run, _ = _counts(report.records)
-    return (
-        f"{report.status}: {comparisons} comparisons, {passed} records passed, "
-        f"{failed} failed, {not_run} not run"
-    )
+    if judged_nothing(report):
+        return f"nothing could be judged: {not_run} not run"
+    # A record is one comparison or many.
+    many = "" if comparisons == passed + failed else f"{comparisons} comparisons, "
+    return f"{report.status}: {many}{passed} records passed, {failed} failed, {not_run} not run"
+
+
+def judged_nothing(report: Report) -> bool:
+    """Whether all that was asked for is what this machine cannot judge."""
+    over = report.status != "interrupted"
+    return over and all(record.status == "not_run" for record in report.records)
 
 
 def _counts(records: Sequence[Record]) -> tuple[int, int, int, int, str]:

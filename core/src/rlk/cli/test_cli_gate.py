@@ -158,10 +158,39 @@ def test_gate_claim_that_cannot_run_is_listed_and_not_passed(invoke, judged, rep
     assert {r["status"] for r in report.read()["records"]} == {"passed", "not_run"}
 
 
-def test_gate_nothing_judged_exits_one(invoke, judged, report):
+def test_gate_nothing_judged_exits_two(invoke, judged, report):
     judged(lambda case: [not_run(case, "it needs a GPU")])
-    assert invoke("gate", "twice", "--json", report.path).exit_code == 1
+    result = invoke("gate", "--case", CASE, "--json", report.path)
+    assert result.exit_code == 2
+    assert "nothing could be judged: 1 not run" in result.stdout
     assert report.read()["status"] == "failed"
+
+
+@pytest.mark.parametrize("chosen", [("twice", "other"), ("other", "twice"), ("--all",)])
+def test_gate_operator_without_the_backend_is_listed_as_not_run(
+    invoke, judged, report, twice, monkeypatch, chosen
+):
+    real = gates.judge
+    judged(lambda case: [passed(case)] if case.operator is twice else real(case))
+    other = replace(twice, name="other", backends=twice.backends[:1])
+    monkeypatch.setattr(registry, "discover", lambda: ({"twice": twice, "other": other}, {}))
+    result = invoke("gate", *chosen, "--backend", "golden", "--json", report.path)
+    assert result.exit_code == 0
+    skipped = [r for r in report.read()["records"] if r["operator"] == "other"]
+    assert {r["status"] for r in skipped} == {"not_run"}
+    assert {r["reason"] for r in skipped} == {"it has no backend 'golden', only 'quantum'"}
+    judgments = {r["judgment"] for r in report.read()["records"] if r["operator"] == "twice"}
+    assert {r["judgment"] for r in skipped} == judgments
+    assert f"0 failed, {len(skipped)} not run" in result.stdout
+    rows = [line for line in result.stdout.splitlines() if line.startswith("other ")]
+    assert all(row.endswith("it has no backend 'golden', only 'quantum'") for row in rows)
+    assert len(rows) == len(judgments)
+
+
+def test_gate_as_many_records_as_comparisons_are_said_once(invoke, judged):
+    judged(lambda case: [changed(passed(case), comparisons=1)])
+    last = invoke("gate", "--case", CASE).stdout.splitlines()[-1]
+    assert last == "passed: 1 records passed, 0 failed, 0 not run"
 
 
 def test_gate_interrupted_run_keeps_the_finished_records(invoke, judged, report):
@@ -237,6 +266,18 @@ def test_gate_options_reach_the_judge(invoke, judged, tmp_path):
         (
             ("twice", "--backend", "quantum"),
             'twice: backend "quantum" cannot run here: it needs qubits',
+        ),
+        (
+            ("twice", "--case", CASE),
+            "gate: --case must stand without operators, got twice beside it",
+        ),
+        (
+            ("--all", "--case", CASE),
+            "gate: --case must stand without operators, got --all beside it",
+        ),
+        (
+            ("--case", "twice/torch.compile/layout/bfloat16"),
+            "gate: the judgment of another library must be one of 'forward_accuracy', ",
         ),
         (("--case", "twice/golden"), "case must be OPERATOR/BACKEND/JUDGMENT/DTYPE like"),
         (("twice", "--manifest", "absent.json"), "manifest: $ must be readable JSON, got"),

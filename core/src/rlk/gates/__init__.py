@@ -79,6 +79,9 @@ def judge(case: Case, dump: Path | None = None) -> list[Record]:
 
 def _cannot_run(case: Case) -> str | None:
     """Why this machine cannot judge the case, or None."""
+    if case.operator.backend(case.backend) is None:
+        declared = ", ".join(repr(b.name) for b in case.operator.backends)
+        return f"it has no backend {case.backend!r}, only {declared}"
     if case.judgment in ("gpu_to_gpu", "mma_schedule") and case.device.type != "cuda":
         return "it needs an NVIDIA GPU of compute capability 8.0 or newer, and this run has none"
     try:

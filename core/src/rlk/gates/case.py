@@ -57,21 +57,23 @@ def cases(
 ) -> list[Case]:
     """All cases of these operators, or those of one backend, or the single one of a name.
 
+    An operator that lacks a backend which another declares has cases there, too: what is claimed
+    and cannot be judged is not passed over.
+
     Raises:
         RlkError: no operator declares the backend, or no case has this identity.
     """
+    names = sorted({b.name for o in operators for b in o.backends})
+    if backend is not None and backend not in names:
+        raise RlkError(f"backend must be {one_of(names)}, got {backend!r}")
     found = [
-        Case(operator, row.name, judgment, dtype, tier, seed)
+        Case(operator, name, judgment, dtype, tier, seed)
         for operator in operators
-        for row in operator.backends
-        if backend in (None, row.name)
+        for name in ([b.name for b in operator.backends] if backend is None else [backend])
         for judgment in JUDGMENTS
-        if _is_claimed(operator, row.name, judgment)
+        if _is_claimed(operator, name, judgment)
         for dtype in _dtypes(operator, judgment)
     ]
-    if not found:
-        names = sorted({b.name for o in operators for b in o.backends})
-        raise RlkError(f"backend must be {one_of(names)}, got {backend!r}")
     if identity is None:
         return found
     chosen = [c for c in found if c.identity == identity]

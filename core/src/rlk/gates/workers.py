@@ -6,11 +6,13 @@ import signal
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 from rlk import gates, interpreter, registry
 from rlk.errors import RlkError
-from rlk.gates.case import Case, cases
+from rlk.gates.case import Case
 from rlk.gates.record import Record
 
 
@@ -33,7 +35,7 @@ def judged(planned: Sequence[Case], dump: Path | None, jobs: int) -> Iterator[li
     # Spawned: a process forked after CUDA has started could not use it.
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(min(jobs, len(planned)), context, start)
-    waiting = [pool.submit(_judge, case.identity, case.tier, case.seed, dump) for case in planned]
+    waiting = [pool.submit(_judge, case.operator.name, _rest(case), dump) for case in planned]
     try:
         while waiting:
             found = waiting[0].result()
@@ -59,10 +61,13 @@ def start() -> None:
     interpreter.enable_without_gpu()
 
 
-def _judge(identity: str, tier: str, seed: int, dump: Path | None) -> list[Record]:
-    operator = registry.find(identity.partition("/")[0])
-    (case,) = cases([operator], tier=tier, seed=seed, identity=identity)
-    return gates.judge(case, dump=dump)
+def _rest(case: Case) -> dict[str, Any]:
+    """What a case is beside its operator, which no process can hand to another."""
+    return {f.name: getattr(case, f.name) for f in fields(case) if f.name != "operator"}
+
+
+def _judge(name: str, rest: dict[str, Any], dump: Path | None) -> list[Record]:
+    return gates.judge(Case(registry.find(name), **rest), dump=dump)
 
 
 def _has_finished(future: "Future[list[Record]]") -> bool:
