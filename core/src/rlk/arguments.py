@@ -3,6 +3,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -49,6 +50,21 @@ def check_tensors(operator: Operator, tensors: Sequence[torch.Tensor]) -> dict[s
 def check_scalars(operator: Operator, scalars: Mapping[str, Any]) -> dict[str, Any]:
     """Hold scalars against the declaration; aliases come back as what they stand for."""
     return {s.name: _check_scalar(operator, s, scalars[s.name]) for s in operator.scalars}
+
+
+def check_sizes(owner: str, **sizes: Any) -> None:
+    """Refuse what is no length of a module's parameter, before torch would.
+
+    Args:
+        owner: the class that is constructed, for the message.
+        sizes: by the names of its arguments.
+    Raises:
+        ArgumentError: one is no integer or below 1.
+    """
+    for name, size in sizes.items():
+        whole = isinstance(size, Integral | torch.SymInt) and not isinstance(size, bool)
+        if not whole or size < 1:
+            raise ArgumentError(f"{owner}: {name} must be an integer of at least 1, got {size!r}")
 
 
 def check_gradients(

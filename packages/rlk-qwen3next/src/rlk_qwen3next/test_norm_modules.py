@@ -20,6 +20,18 @@ def module(request):
     return module
 
 
+@pytest.mark.parametrize("size", [-1, 0, 2048.5, "64", True, None, [64]])
+@pytest.mark.parametrize(
+    ("cls", "name"),
+    [(RMSNorm, "hidden_size"), (Qwen3NextRMSNorm, "dim"), (Qwen3NextRMSNormGated, "hidden_size")],
+)
+def test_module_of_an_impossible_size_is_refused_in_one_sentence(cls, name, size):
+    with pytest.raises(ArgumentError) as caught:
+        cls(size)
+    expected = f"{cls.__name__}: {name} must be an integer of at least 1, got {size!r}"
+    assert str(caught.value) == expected
+
+
 def gradients(module):
     """y, dweight and dx of fixed rows."""
     generator = torch.Generator().manual_seed(5)

@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 from torch import nn
 
-from rlk.arguments import check_scalars
+from rlk.arguments import check_scalars, check_sizes
 from rlk.operator import Operator
 
 from . import qwen3_next_rms_norm
@@ -21,7 +21,7 @@ class Qwen3NextRMSNorm(nn.Module):
         dim: N, the length of a row.
         eps: added to the mean square; unitless.
     Raises:
-        ArgumentError: eps is not one the operator defines.
+        ArgumentError: dim is no length of a row, or eps not one the operator defines.
     """
 
     operator: ClassVar[Operator] = OPERATOR
@@ -29,6 +29,7 @@ class Qwen3NextRMSNorm(nn.Module):
     weight_sum: torch.Tensor | None = None
 
     def __init__(self, dim: int, eps: float = 1e-6) -> None:
+        check_sizes("Qwen3NextRMSNorm", dim=dim)
         check_scalars(OPERATOR, {**{s.name: s.default for s in OPERATOR.scalars}, "eps": eps})
         super().__init__()
         self.eps = eps

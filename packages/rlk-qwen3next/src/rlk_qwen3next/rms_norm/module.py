@@ -7,7 +7,7 @@ from typing import ClassVar, overload
 import torch
 from torch import nn
 
-from rlk.arguments import check_scalars
+from rlk.arguments import check_scalars, check_sizes
 from rlk.operator import Operator
 
 from . import require_rounding, rms_norm
@@ -22,7 +22,8 @@ class RMSNorm(nn.Module):
         eps: added to the mean square; unitless.
         rounding: "ieee", or "vllm" for the bits of vLLM's kernels on NVIDIA GPUs.
     Raises:
-        ArgumentError: eps or rounding is not one the operator defines.
+        ArgumentError: hidden_size is no length of a row, or eps or rounding not one the operator
+            defines.
     """
 
     operator: ClassVar[Operator] = OPERATOR
@@ -31,6 +32,7 @@ class RMSNorm(nn.Module):
     rounding: str = "ieee"
 
     def __init__(self, hidden_size: int, eps: float = 1e-6, rounding: str = "ieee") -> None:
+        check_sizes("RMSNorm", hidden_size=hidden_size)
         check_scalars(OPERATOR, {**{s.name: s.default for s in OPERATOR.scalars}, "eps": eps})
         require_rounding(rounding)
         super().__init__()

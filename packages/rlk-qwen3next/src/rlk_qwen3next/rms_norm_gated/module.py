@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 from torch import nn
 
-from rlk.arguments import check_scalars
+from rlk.arguments import check_scalars, check_sizes
 from rlk.operator import Operator
 
 from . import rms_norm_gated
@@ -24,7 +24,8 @@ class Qwen3NextRMSNormGated(nn.Module):
         device: where the weight lives.
         dtype: of the weight.
     Raises:
-        ArgumentError: the activation or eps is not one the operator defines.
+        ArgumentError: hidden_size is no length of a row, or the activation or eps not one the
+            operator defines.
     """
 
     operator: ClassVar[Operator] = OPERATOR
@@ -39,6 +40,7 @@ class Qwen3NextRMSNormGated(nn.Module):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
+        check_sizes("Qwen3NextRMSNormGated", hidden_size=hidden_size)
         scalars = {"eps": eps, "activation": activation, "weight_offset": 0.0}
         checked = check_scalars(OPERATOR, scalars)
         super().__init__()

@@ -7,6 +7,7 @@ from typing import ClassVar
 import torch
 from torch import nn
 
+from rlk.arguments import check_sizes
 from rlk.errors import ArgumentError
 
 from ..autocast import as_autocast
@@ -23,7 +24,7 @@ class ModulationLinear(nn.Linear):
         device: where the parameters live.
         dtype: of the parameters.
     Raises:
-        ArgumentError: bias is False.
+        ArgumentError: bias is False, or a number of features below 1.
     """
 
     exact_sums: ClassVar[Mapping[str, str]] = {"bias": "bias_sum"}
@@ -39,6 +40,7 @@ class ModulationLinear(nn.Linear):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
+        check_sizes("ModulationLinear", in_features=in_features, out_features=out_features)
         if not bias:
             raise ArgumentError(f"ModulationLinear: bias must be True, got {bias!r}")
         super().__init__(in_features, out_features, device=device, dtype=dtype)

@@ -39,6 +39,17 @@ def test_modulation_linear_without_bias_is_refused():
     assert str(caught.value) == "ModulationLinear: bias must be True, got False"
 
 
+@pytest.mark.parametrize(
+    ("sizes", "named", "got"),
+    [((-3, 6), "in_features", -3), ((3, 0), "out_features", 0), ((3, 6.0), "out_features", 6.0)],
+)
+def test_modulation_linear_of_an_impossible_size_is_refused(sizes, named, got):
+    with pytest.raises(ArgumentError) as caught:
+        ModulationLinear(*sizes)
+    expected = f"ModulationLinear: {named} must be an integer of at least 1, got {got!r}"
+    assert str(caught.value) == expected
+
+
 @pytest.mark.parametrize("width", [1, 7])
 def test_modulation_linear_of_any_width_is_a_linear_layer_of_the_silu(width):
     torch.manual_seed(5)

@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 from torch import nn
 
-from rlk.arguments import check_scalars
+from rlk.arguments import check_scalars, check_sizes
 from rlk.errors import ArgumentError
 from rlk.operator import Operator
 
@@ -27,7 +27,8 @@ class AdaLayerNormContinuous(nn.Module):
         bias: must be True.
         norm_type: must be "layer_norm".
     Raises:
-        ArgumentError: an argument asks for what the operator does not compute.
+        ArgumentError: an argument asks for what the operator does not compute, or a size is below
+            1.
     """
 
     operator: ClassVar[Operator] = OPERATOR
@@ -45,11 +46,17 @@ class AdaLayerNormContinuous(nn.Module):
         bias: bool = True,
         norm_type: str = "layer_norm",
     ) -> None:
+        check_sizes(
+            "AdaLayerNormContinuous",
+            embedding_dim=embedding_dim,
+            conditioning_embedding_dim=conditioning_embedding_dim,
+        )
         given = {"elementwise_affine": elementwise_affine, "bias": bias, "norm_type": norm_type}
         for name, wanted in COMPUTED.items():
             if given[name] != wanted:
                 raise ArgumentError(
-                    f"AdaLayerNormContinuous: {name} must be {wanted!r}, got {given[name]!r}"
+                    f"AdaLayerNormContinuous: {name} must be {wanted!r}, got {given[name]!r}; "
+                    f"pass {name}={wanted!r}"
                 )
         check_scalars(OPERATOR, {"eps": eps})
         super().__init__()

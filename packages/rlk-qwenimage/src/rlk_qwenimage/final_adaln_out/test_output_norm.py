@@ -41,6 +41,17 @@ def test_output_norm_refuses_what_the_operator_does_not_compute(argument, value,
     with pytest.raises(ArgumentError) as caught:
         AdaLayerNormContinuous(24, 20, **{"elementwise_affine": False, argument: value})
     expected = f"AdaLayerNormContinuous: {argument} must be {wanted}, got {value!r}"
+    assert str(caught.value) == f"{expected}; pass {argument}={wanted}"
+
+
+@pytest.mark.parametrize(
+    ("sizes", "named", "got"),
+    [((0, 20), "embedding_dim", 0), ((24, -2), "conditioning_embedding_dim", -2)],
+)
+def test_output_norm_of_an_impossible_size_is_refused(sizes, named, got):
+    with pytest.raises(ArgumentError) as caught:
+        AdaLayerNormContinuous(*sizes, elementwise_affine=False)
+    expected = f"AdaLayerNormContinuous: {named} must be an integer of at least 1, got {got!r}"
     assert str(caught.value) == expected
 
 
