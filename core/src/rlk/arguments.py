@@ -185,7 +185,8 @@ def _check_shape(
             like = first[other.name][1]
             axes = like.shape[: like.dim() - len(other.shape) + 1]
             if axes != tensor.shape[:leading]:
-                fitting = f"{[*axes, *tensor.shape[leading:]]} like {other.name}"
+                row = (known.get(symbol, symbol) for symbol in symbols)
+                fitting = f"[{', '.join(map(str, (*axes, *row)))}] like {other.name}"
                 raise _error(operator, declared.name, fitting, str(list(tensor.shape)))
     # Not Size.numel: it would fix the row count of a dynamic graph.
     sizes.setdefault("T", math.prod(tensor.shape[:leading]))

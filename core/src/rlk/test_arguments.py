@@ -138,7 +138,7 @@ def test_check_tensors_first_axes_of_different_rank_share_leading_axes():
     assert check_tensors(heads, [torch.zeros(2, 3, 4, 5), position])["T"] == 6
     with pytest.raises(ArgumentError) as caught:
         check_tensors(heads, [torch.zeros(2, 6, 4, 5), position])
-    assert str(caught.value) == "heads: position must be [2, 6, 1] like q, got [2, 3, 1]"
+    assert str(caught.value) == "heads: position must be [2, 6, A] like q, got [2, 3, 1]"
 
 
 @pytest.mark.parametrize(

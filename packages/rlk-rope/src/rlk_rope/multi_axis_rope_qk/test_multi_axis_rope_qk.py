@@ -57,7 +57,7 @@ def test_gradient_of_one_tensor_alone_has_the_bits_of_both(rope, backend, wanted
     [
         (torch.zeros(2, 5, 2, 8, dtype=torch.float16), "k must be float32 like q, got float16"),
         (torch.zeros(2, 5, 2, 6), "k must be [..., G, D] with D=8, got [2, 5, 2, 6]"),
-        (torch.zeros(2, 4, 2, 8), "k must be [2, 5, 2, 8] like q, got [2, 4, 2, 8]"),
+        (torch.zeros(2, 4, 2, 8), "k must be [2, 5, G, 8] like q, got [2, 4, 2, 8]"),
     ],
 )
 def test_key_unlike_its_query_is_refused_by_name(key, message):
