@@ -47,6 +47,10 @@ class Chooser(Protocol):
     def backends(self) -> tuple[Backend, ...]:
         """In order of preference."""
 
+    @property
+    def elsewhere(self) -> str:
+        """What to do where only others compute."""
+
 
 @dataclass(frozen=True)
 class Primitive:
@@ -54,6 +58,7 @@ class Primitive:
 
     name: str
     backends: tuple[Backend, ...]
+    elsewhere: str = ""
 
 
 @dataclass(frozen=True)
@@ -150,9 +155,10 @@ def require_platform(operator: Chooser, device: torch.device, platform: str) -> 
     validated = [p for p in _PLATFORMS if p in served] or [*_PLATFORMS]
     if platform not in validated:
         named = " or ".join(_PLATFORMS[p] for p in validated)
+        told = operator.elsewhere if platform in _PLATFORMS else ""
         raise PlatformError(
             f"{operator.name}: the device must be {named}, got {platform}; "
-            "no backend is validated there"
+            f"{told or 'no backend is validated there'}"
         )
     if platform == "nvidia":
         capability = torch.cuda.get_device_capability(device)

@@ -198,6 +198,8 @@ class Operator:
     # columns, and of one in its gradient, is little but cancellation in any kernel.
     accuracy_from: Mapping[str, int] = field(default_factory=dict)
     casts: tuple[str, ...] = ()
+    # What to do in a few words where another operator computes and none of its backends does.
+    elsewhere: str = ""
 
     def too_small(self, sizes: Mapping[str, int]) -> dict[str, int]:
         """The symbols whose sizes are below those of `accuracy_from`, with the least."""

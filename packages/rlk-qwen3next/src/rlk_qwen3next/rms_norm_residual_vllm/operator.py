@@ -8,7 +8,7 @@ from types import ModuleType
 from rlk import backends
 
 from ..rms_norm_residual.operator import OPERATOR as RMS_NORM_RESIDUAL
-from ..rms_norm_vllm.operator import claims_of, with_hardware_root
+from ..rms_norm_vllm.operator import ELSEWHERE, claims_of, with_hardware_root
 from . import oracle
 
 
@@ -35,4 +35,5 @@ OPERATOR = replace(
     claims=claims_of(RMS_NORM_RESIDUAL, ("y", "residual_out")),
     oracle=oracle.forward,
     backends=(backends.cuda(_load_cuda), backends.triton(_load_triton, interpreted=False)),
+    elsewhere=ELSEWHERE,
 )

@@ -13,6 +13,7 @@ from ..rms_norm.operator import OPERATOR as RMS_NORM
 from . import oracle
 
 BACKENDS = ("cuda", "triton")
+ELSEWHERE = f"use {RMS_NORM.name} with rounding='ieee'"
 
 
 def _load_cuda() -> ModuleType:
@@ -55,4 +56,5 @@ OPERATOR = replace(
     ),
     oracle=oracle.forward,
     backends=(backends.cuda(_load_cuda), backends.triton(_load_triton, interpreted=False)),
+    elsewhere=ELSEWHERE,
 )

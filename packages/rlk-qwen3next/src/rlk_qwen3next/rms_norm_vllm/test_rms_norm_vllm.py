@@ -168,13 +168,13 @@ def test_rounding_vllm_on_the_cpu_is_refused_in_one_sentence(residual):
         with pytest.raises(PlatformError) as caught:
             rms_norm(x, weight, rounding="vllm", backend=backend, **options)
         assert str(caught.value) == (
-            f"{name}: the device must be an NVIDIA GPU, got cpu; no backend is validated there"
+            f"{name}: the device must be an NVIDIA GPU, got cpu; use rms_norm with rounding='ieee'"
         )
 
 
 def test_rounding_vllm_on_rocm_is_refused_in_one_sentence(monkeypatch):
     monkeypatch.setattr(torch.version, "hip", "6.4")
-    with pytest.raises(PlatformError, match="must be an NVIDIA GPU, got rocm; "):
+    with pytest.raises(PlatformError, match="must be an NVIDIA GPU, got rocm; no backend"):
         dispatch.choose(OPERATOR, torch.device("cuda"), "auto")
 
 
