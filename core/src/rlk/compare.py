@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
+from rlk.arguments import dtype_name
+
 _INTEGER = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -65,8 +67,8 @@ def assert_same_bits(actual: torch.Tensor, expected: torch.Tensor, what: str = "
     """Raise AssertionError with the first differing element unless all bits agree."""
     if actual.dtype != expected.dtype or actual.shape != expected.shape:
         raise AssertionError(
-            f"{what} is {actual.dtype} {list(actual.shape)}, "
-            f"expected {expected.dtype} {list(expected.shape)}"
+            f"{what} is {dtype_name(actual.dtype)} {list(actual.shape)}, "
+            f"expected {dtype_name(expected.dtype)} {list(expected.shape)}"
         )
     mismatch = first_mismatch(actual, expected)
     if mismatch is not None:

@@ -59,10 +59,10 @@ def test_same_bits_nan_differs_from_a_number(dtype):
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        (torch.zeros(3, 2), "y is torch.float32 [3, 2], expected torch.float32 [2, 3]"),
-        (torch.zeros(6), "y is torch.float32 [6], expected torch.float32 [2, 3]"),
-        (torch.zeros(2, 3).half(), "y is torch.float16 [2, 3], expected torch.float32 [2, 3]"),
-        (torch.zeros(2, 3).int(), "y is torch.int32 [2, 3], expected torch.float32 [2, 3]"),
+        (torch.zeros(3, 2), "y is float32 [3, 2], expected float32 [2, 3]"),
+        (torch.zeros(6), "y is float32 [6], expected float32 [2, 3]"),
+        (torch.zeros(2, 3).half(), "y is float16 [2, 3], expected float32 [2, 3]"),
+        (torch.zeros(2, 3).int(), "y is int32 [2, 3], expected float32 [2, 3]"),
     ],
 )
 def test_assert_same_bits_other_shape_or_dtype_is_named(other, message):

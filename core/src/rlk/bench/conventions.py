@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from rlk.arguments import dtype_name
 from rlk.bench.variants import Call, Peer, prior_art
 from rlk.cli import select
 from rlk.cli.console import complain
@@ -39,10 +40,8 @@ def differences(ours: Call, other: Call, batches: Sequence[Batch]) -> dict[str, 
         with torch.no_grad():
             ours_first, other_first = (tensors_in(call(*batch))[0] for call in (ours, other))
         if (ours_first.shape, ours_first.dtype) != (other_first.shape, other_first.dtype):
-            raise RlkError(
-                f"conventions: results must be alike, got {ours_first.dtype} "
-                f"{list(ours_first.shape)} and {other_first.dtype} {list(other_first.shape)}"
-            )
+            looks = [f"{dtype_name(t.dtype)} {list(t.shape)}" for t in (ours_first, other_first)]
+            raise RlkError(f"conventions: results must be alike, got {' and '.join(looks)}")
         count = int((raw_bits(ours_first) != raw_bits(other_first)).sum())
         differing, elements = differing + count, elements + ours_first.numel()
         seeds += count > 0

@@ -44,7 +44,7 @@ def test_differences_signs_of_zero_are_bits_too():
 
 
 def test_differences_results_that_are_not_alike_are_refused():
-    with pytest.raises(RlkError, match="conventions: results must be alike, got torch.float32"):
+    with pytest.raises(RlkError, match="conventions: results must be alike, got float32"):
         differences(as_it_is, lambda x: x.bfloat16(), BATCHES)
 
 

@@ -238,7 +238,7 @@ class ExactGradAccumulator:
             if state.dtype != now.dtype or state.shape != now.shape:
                 raise ArgumentError(
                     f"{_NAME}.load_state_dict: {name} must be {dtype_name(now.dtype)} "
-                    f"{list(now.shape)}, got {state.dtype} {list(state.shape)}"
+                    f"{list(now.shape)}, got {dtype_name(state.dtype)} {list(state.shape)}"
                 )
         for each in sums:
             name = each.found.name

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import torch
 
+from rlk.arguments import dtype_name
 from rlk.errors import ArgumentError
 from rlk.reduce import exact_sum
 from rlk.reduce.exact_sum import STATE_ROWS
@@ -79,7 +80,7 @@ def state_of(carrier: torch.Tensor) -> torch.Tensor:
     """
     shape = list(carrier.shape) if isinstance(carrier, torch.Tensor) else []
     if shape[:1] != [STATE_ROWS] or carrier.dtype != torch.float64:
-        got = f"{carrier.dtype} {shape}" if shape else type(carrier).__name__
+        got = f"{dtype_name(carrier.dtype)} {shape}" if shape else type(carrier).__name__
         raise ArgumentError(
             f"state_of: carrier must be float64 [{STATE_ROWS}, ...], as new_carrier makes it, "
             f"got {got}"

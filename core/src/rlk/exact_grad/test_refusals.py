@@ -149,10 +149,10 @@ BAD_STATES = {
     "states must be tensors by name, got NoneType": None,
     "states must be tensors by name, got int": {"first.weight": 1, "second.weight": STATE},
     "states must name the exact parameters, got first.weight on one side alone": {},
-    "first.weight must be int64 [13, 5], got torch.float64 [13, 5]": {
+    "first.weight must be int64 [13, 5], got float64 [13, 5]": {
         "first.weight": STATE.double(), "second.weight": STATE
     },
-    "second.weight must be int64 [13, 5], got torch.int64 [13, 4]": {
+    "second.weight must be int64 [13, 5], got int64 [13, 4]": {
         "first.weight": STATE, "second.weight": STATE[:, :4]
     },
 }  # fmt: skip

@@ -195,7 +195,7 @@ def _record(
     if actual.shape != expected[name].shape:
         shapes = f"{name} is {list(actual.shape)}, oracle {list(expected[name].shape)}"
         return verdict.record(
-            name, (shapes,), config=config, shape=list(actual.shape), dtype=str(actual.dtype)
+            name, (shapes,), config=config, shape=list(actual.shape), dtype=dtype_name(actual.dtype)
         )
     accuracy = judge_tensor(operator, name, actual, expected[name])
     faults = (*verdict.faults((run,), name), *accuracy.faults)

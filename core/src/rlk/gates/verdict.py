@@ -42,8 +42,8 @@ class Verdict:
         comparable = actual.shape == expected.shape and actual.dtype == expected.dtype
         if not comparable:
             faults += (
-                f"{tensor} is {actual.dtype} {list(actual.shape)}, "
-                f"expected {expected.dtype} {list(expected.shape)}",
+                f"{tensor} is {dtype_name(actual.dtype)} {list(actual.shape)}, "
+                f"expected {dtype_name(expected.dtype)} {list(expected.shape)}",
             )
         mismatch = compare.first_mismatch(actual, expected) if comparable else None
         if mismatch is not None:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from rlk import backends
+from rlk.arguments import dtype_name
 from rlk.dispatch import AUTO, Primitive, choose
 from rlk.errors import ArgumentError, BackendError, GradientError
 from rlk.launch import start_golden
@@ -64,7 +65,7 @@ def add_rows(
             "exact_sum: rows must be without gradient, got requires_grad=True; detach it"
         )
     if rows.dtype not in FORMATS:
-        raise _error("rows", "float32, bfloat16 or float16", str(rows.dtype))
+        raise _error("rows", "float32, bfloat16 or float16", dtype_name(rows.dtype))
     columns = state.shape[1]
     if rows.dim() != 2 or rows.shape[1] != columns:
         raise _error("rows", f"[R, C] with C={columns}", str(list(rows.shape)))
@@ -122,7 +123,7 @@ def round(
     """
     _check_state("state", state)
     if not isinstance(dtype, torch.dtype) or dtype not in FORMATS:
-        raise _error("dtype", "float32, bfloat16 or float16", str(dtype))
+        raise _error("dtype", "float32, bfloat16 or float16", str(dtype).removeprefix("torch."))
     check_divisor("exact_sum", divide_by)
     if divide_by == 1:
         return _step("round", state.device, backend)(state, dtype)
@@ -179,7 +180,7 @@ def _step(name: str, device: torch.device, requested: str | None) -> Any:
 def _check_state(name: str, state: torch.Tensor) -> None:
     _check_dense(name, state)
     if state.dtype != torch.int64:
-        raise _error(name, "int64", str(state.dtype))
+        raise _error(name, "int64", dtype_name(state.dtype))
     if state.dim() != 2 or state.shape[0] != STATE_ROWS:
         raise _error(name, f"[{STATE_ROWS}, C]", str(list(state.shape)))
 

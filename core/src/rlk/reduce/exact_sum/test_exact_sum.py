@@ -309,12 +309,12 @@ BAD_CALLS = {
         0,  # type: ignore[arg-type]
         torch.ones(2, 3),
     ),
-    "state must be int64, got torch.float32": lambda: exact_sum.round(STATE.float(), torch.float32),
+    "state must be int64, got float32": lambda: exact_sum.round(STATE.float(), torch.float32),
     "state must be [13, C], got [12, 3]": lambda: exact_sum.round(STATE[:12], torch.float32),
     "rows must be a dense tensor, got torch.sparse_coo": lambda: exact_sum.add_rows(
         STATE, torch.ones(2, 3).to_sparse()
     ),
-    "rows must be float32, bfloat16 or float16, got torch.float64": lambda: exact_sum.add_rows(
+    "rows must be float32, bfloat16 or float16, got float64": lambda: exact_sum.add_rows(
         STATE, torch.ones(2, 3, dtype=torch.float64)
     ),
     "rows must be [R, C] with C=3, got [2, 4]": lambda: exact_sum.add_rows(STATE, torch.ones(2, 4)),
@@ -324,7 +324,7 @@ BAD_CALLS = {
     ),
     "b must be [13, 3] like a, got [13, 4]": lambda: exact_sum.merge(STATE, exact_sum.new(4)),
     "b must be on cpu like a, got meta": lambda: exact_sum.merge(STATE, STATE.to("meta")),
-    "dtype must be float32, bfloat16 or float16, got torch.float64": lambda: exact_sum.round(
+    "dtype must be float32, bfloat16 or float16, got float64": lambda: exact_sum.round(
         STATE, torch.float64
     ),
 }

@@ -6,6 +6,7 @@ from types import ModuleType
 import torch
 
 from rlk import backends
+from rlk.arguments import dtype_name
 from rlk.dispatch import AUTO, Primitive, choose
 from rlk.errors import ArgumentError, BackendError, GradientError, one_of
 from rlk.launch import start_golden
@@ -59,11 +60,12 @@ def product(
     if initial is not None:
         _check_beside("initial", initial, "[M, N]", (a.shape[0], b.shape[0]), a)
         if initial.dtype != torch.float32:
-            raise _error("initial", "float32", str(initial.dtype))
+            raise _error("initial", "float32", dtype_name(initial.dtype))
     dtype = a.dtype if dtype is None else dtype
     if not isinstance(dtype, torch.dtype) or dtype not in (torch.float32, a.dtype):
-        either = "float32" if a.dtype == torch.float32 else f"float32 or {a.dtype} like a"
-        raise _error("dtype", either, str(dtype))
+        known = dtype_name(a.dtype)
+        either = known if known == "float32" else f"float32 or {known} like a"
+        raise _error("dtype", either, str(dtype).removeprefix("torch."))
     given = {"a": a, "b": b, "bias": bias, "initial": initial}
     _refuse_gradients(given)
     choice = choose(_STEPS, a.device, AUTO if backend is None else backend)
@@ -112,11 +114,11 @@ def _check_operands(a: torch.Tensor, b: torch.Tensor) -> None:
     for name, tensor, shape in (("a", a, "[M, K]"), ("b", b, "[N, K]")):
         _check_dense(name, tensor)
         if tensor.dtype not in _DTYPES:
-            raise _error(name, "float32, bfloat16 or float16", str(tensor.dtype))
+            raise _error(name, "float32, bfloat16 or float16", dtype_name(tensor.dtype))
         if tensor.dim() != 2:
             raise _error(name, shape, str(list(tensor.shape)))
     if b.dtype != a.dtype:
-        raise _error("b", f"{a.dtype} like a", str(b.dtype))
+        raise _error("b", f"{dtype_name(a.dtype)} like a", dtype_name(b.dtype))
     if b.shape[1] != a.shape[1]:
         raise _error("b", f"[N, K] with K={a.shape[1]}", str(list(b.shape)))
     _check_device("b", b, a)
@@ -128,7 +130,7 @@ def _check_beside(
     """Check bias or initial, whose sizes a and b fix."""
     _check_dense(name, tensor)
     if tensor.dtype not in _DTYPES:
-        raise _error(name, "float32, bfloat16 or float16", str(tensor.dtype))
+        raise _error(name, "float32, bfloat16 or float16", dtype_name(tensor.dtype))
     if tuple(tensor.shape) != shape:
         sizes = " and ".join(
             f"{s}={n}" for s, n in zip(symbols[1:-1].split(", "), shape, strict=True)

@@ -87,29 +87,23 @@ A = torch.ones(2, 3)
 BAD_CALLS = {
     "a must be a tensor, got int": lambda: mma_chain.product(0, A),
     "a must be a dense tensor, got torch.sparse_coo": lambda: mma_chain.product(A.to_sparse(), A),
-    "a must be float32, bfloat16 or float16, got torch.float64": lambda: mma_chain.product(
-        A.double(), A
-    ),
+    "a must be float32, bfloat16 or float16, got float64": lambda: mma_chain.product(A.double(), A),
     "a must be [M, K], got [3]": lambda: mma_chain.product(A[0], A),
-    "b must be torch.float32 like a, got torch.bfloat16": lambda: mma_chain.product(
-        A, A.bfloat16()
-    ),
+    "b must be float32 like a, got bfloat16": lambda: mma_chain.product(A, A.bfloat16()),
     "b must be [N, K] with K=3, got [3, 2]": lambda: mma_chain.product(A, A.t()),
     "b must be on cpu like a, got meta": lambda: mma_chain.product(A, A.to("meta")),
     "bias must be [N] with N=2, got [3]": lambda: mma_chain.product(A, A, bias=A[0]),
-    "bias must be float32, bfloat16 or float16, got torch.int64": lambda: mma_chain.product(
+    "bias must be float32, bfloat16 or float16, got int64": lambda: mma_chain.product(
         A, A, bias=A[:, 0].long()
     ),
     "initial must be [M, N] with M=2 and N=2, got [2, 3]": lambda: mma_chain.product(
         A, A, initial=A
     ),
-    "initial must be float32, got torch.bfloat16": lambda: mma_chain.product(
+    "initial must be float32, got bfloat16": lambda: mma_chain.product(
         A, A, initial=torch.ones(2, 2).bfloat16()
     ),
-    "dtype must be float32, got torch.bfloat16": lambda: mma_chain.product(
-        A, A, dtype=torch.bfloat16
-    ),
-    "dtype must be float32 or torch.bfloat16 like a, got torch.float16": lambda: mma_chain.product(
+    "dtype must be float32, got bfloat16": lambda: mma_chain.product(A, A, dtype=torch.bfloat16),
+    "dtype must be float32 or bfloat16 like a, got float16": lambda: mma_chain.product(
         A.bfloat16(), A.bfloat16(), dtype=torch.float16
     ),
 }
