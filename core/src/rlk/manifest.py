@@ -90,7 +90,10 @@ def parse(source: str | Path | bytes) -> dict[str, Any]:
         raise _error("$", "readable JSON in UTF-8", "another encoding") from error
     except UnicodeEncodeError as error:
         raise _error("$", "readable JSON", "a lone surrogate in a string") from error
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        reason = error.strerror or error
+        raise _error("the file", "readable", f"{str(source)!r} ({reason})") from error
+    except ValueError as error:
         raise _error("$", "readable JSON", error) from error
     for path, value in refused:
         raise _error(path, "a plain JSON value", str(value))

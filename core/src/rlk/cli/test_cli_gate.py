@@ -280,7 +280,10 @@ def test_gate_options_reach_the_judge(invoke, judged, tmp_path):
             "gate: the judgment of another library must be one of 'forward_accuracy', ",
         ),
         (("--case", "twice/golden"), "case must be OPERATOR/BACKEND/JUDGMENT/DTYPE like"),
-        (("twice", "--manifest", "absent.json"), "manifest: $ must be readable JSON, got"),
+        (
+            ("twice", "--manifest", "absent.json"),
+            "manifest: the file must be readable, got 'absent.json' (No",
+        ),
     ],
 )
 def test_gate_bad_request_exits_two_with_one_sentence(invoke, judged, arguments, sentence):
