@@ -71,6 +71,11 @@ def test_build_where_gpus_are_builds_for_them_and_probes_each(build, warm, monke
             ("demo", "slow"),
             'slow: backends must include "cuda", got golden',
         ),
+        (
+            ("--arch", "sm_70"),
+            ("demo",),
+            "build: the architecture must be at least sm_80, got 'sm_70'",
+        ),
         (("--arch", "9.0"), ("demo",), "build: the architecture must be like sm_90, got '9.0'"),
         (
             ("--arch", "sm_90"),

@@ -16,7 +16,8 @@ from rlk.errors import BackendError
 # The binary interface between launch.py and launch.cuh: change it with either's meaning.
 ABI = 1
 OLDEST_NVCC = (12, 8)
-# What is compiled, without running, to show that it compiles: one of each GPU generation.
+# What is compiled, without running, to show that it compiles: one of each GPU generation, the
+# oldest first.
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100", "sm_120")
 
 _REPORT = "-Xptxas=-v,-warn-spills"
@@ -48,7 +49,15 @@ def compile_flags(arch: str) -> tuple[str, ...]:
     """The flags of nvcc for one architecture such as sm_90."""
     if not re.fullmatch(r"sm_\d+[af]?", arch):
         raise BackendError(f"build: the architecture must be like sm_90, got {arch!r}")
+    if _number(arch) < _number(ARCHITECTURES[0]):
+        raise BackendError(
+            f"build: the architecture must be at least {ARCHITECTURES[0]}, got {arch!r}"
+        )
     return (*_FLAGS, f"-gencode=arch=compute_{arch.removeprefix('sm_')},code={arch}")
+
+
+def _number(arch: str) -> int:
+    return int(re.sub(r"\D", "", arch))
 
 
 def prebuilt_flags(archs: Sequence[str]) -> tuple[str, ...]:
