@@ -68,7 +68,7 @@ def _in_range(what: str, found: str, where: str) -> Finding:
     first, last = TESTED[what]
     numbers = found.split("+")[0]
     if not numbers[:1].isdigit():
-        return Finding(what, "untested", found)
+        return Finding(what, "untested", found, f"tested are {first} to {last}")
     release = Version(numbers).release
     newest = Version(last).release
     if Version(first).release <= release and release[: len(newest)] <= newest:
@@ -134,7 +134,8 @@ def _devices() -> Iterator[Finding]:
         yield Finding(place, "wrong" if faults else "ok", found, faults[0] if faults else "")
     if not torch.cuda.is_available():
         builds = torch.version.cuda or "no CUDA"
-        yield Finding("nvidia", "missing", f"no GPU; torch is built for {builds}")
+        advice = "only for operators on GPUs"
+        yield Finding("nvidia", "missing", f"no GPU; torch is built for {builds}", advice)
 
 
 def _compiler() -> Iterator[Finding]:
@@ -165,8 +166,18 @@ def _kernels() -> Iterator[Finding]:
                 state = "wrong"
         if reasons:
             found = "; ".join(f"{', '.join(names)}: {why}" for why, names in reasons.items())
-            advice = "install wheels of core and this package of one release"
-            yield Finding(f"kernels of {package}", state, found, advice if state == "wrong" else "")
+            yield Finding(f"kernels of {package}", state, found, _of_kernels(state, arch))
+
+
+def _of_kernels(state: str, arch: str | None) -> str:
+    """What to do about prebuilt kernels, on a machine with or without a GPU."""
+    if state == "wrong":
+        return "install wheels of core and this package of one release"
+    if state == "ok":
+        return ""
+    if arch is None:
+        return "not needed here: there is no GPU"
+    return f"rlk build --all where nvcc is, or install wheels with kernels for {arch}"
 
 
 def _cache() -> Iterator[Finding]:

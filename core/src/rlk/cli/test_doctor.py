@@ -167,6 +167,17 @@ def test_doctor_machine_without_nvcc_is_no_fault(findings, tmp_path, monkeypatch
     assert found["nvcc"][1] == "needs nvcc 12.8 or newer, got none"
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_doctor_on_a_cpu_says_of_everything_missing_what_it_is_for(findings, one_kernel):
+    one_kernel("this installation brings none")
+    _, found = findings()
+    assert found["kernels of rlk"][2] == "not needed here: there is no GPU"
+    assert found["nvidia"][2] == "only for operators on GPUs"
+    assert [
+        what for what, (state, _, advice) in found.items() if state != "ok" and not advice
+    ] == []
+
+
 @pytest.mark.parametrize(
     ("verdict", "state", "status"),
     [
