@@ -2,11 +2,11 @@
 """`rlk check`: one accuracy run of the function that users call, on a shape of one's own."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from math import prod
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
@@ -19,7 +19,13 @@ from rlk.cli.public_run import Results, run
 from rlk.errors import RlkError
 from rlk.gates.accuracy import Accuracy, judge_tensor, reference
 from rlk.gates.case import DEFAULT_SEED
-from rlk.gates.inputs import SAMPLE_LENGTHS, Fixture, fixture, smallest_sizes
+from rlk.gates.inputs import (
+    SAMPLE_LENGTHS,
+    Fixture,
+    fixture,
+    smallest_sizes,
+    smallest_workload,
+)
 from rlk.operator import Operator
 
 _COLUMNS = (
@@ -49,8 +55,8 @@ def check(
     place = _device(device)
     chosen = select.backend_for(declared, place, backend)
     with _memory(shape):
-        batch = _inputs(declared, dtype, shape, seed)
-        results = run(declared, batch, place, backend, grad=grad)
+        batch, arguments = _inputs(declared, dtype, shape, seed)
+        results = run(declared, batch, place, backend, arguments, grad=grad)
         judged = _judge(declared, batch, results)
     faults = [f"{name}: {fault}" for name, found in judged.items() for fault in found.faults]
     if results.backends != {chosen}:
@@ -133,18 +139,27 @@ def _device(name: str | None) -> torch.device:
     return device
 
 
-def _inputs(operator: Operator, dtype: str | None, shape: str | None, seed: int) -> Fixture:
-    """Inputs and upstream gradients, with the leading axes that `shape` asks for."""
+def _inputs(
+    operator: Operator, dtype: str | None, shape: str | None, seed: int
+) -> tuple[Fixture, Mapping[str, Any]]:
+    """Inputs and upstream gradients, with the leading axes that `shape` asks for.
+
+    Beside them what the function must be told at these sizes.
+    """
     first = operator.inputs[0]
     if dtype not in (None, *first.dtype):
         raise RlkError(f"check: --dtype must be one of {', '.join(first.dtype)}, got {dtype!r}")
-    sizes = smallest_sizes(operator)
+    sizes, arguments = smallest_sizes(operator), smallest_workload(operator).arguments
     leading = [sum(SAMPLE_LENGTHS)]
     if shape is not None:
         symbols = first.shape[1:] if first.has_rows else first.shape
         axes = _axes(shape, f"[{', '.join(first.shape)}]", symbols, first.has_rows)
         leading = axes[: len(axes) - len(symbols)]
-        sizes |= zip(symbols, axes[len(leading) :], strict=True)
+        given = dict(zip(symbols, axes[len(leading) :], strict=True))
+        others = _following(operator, {**sizes, **given}, given)
+        sizes |= {**given, **others}
+        # What a model says of its own sizes does not hold for others.
+        arguments = {} if others else arguments
     for symbol, least in operator.too_small(sizes).items():
         raise RlkError(
             f"check: {symbol} must be at least {least} for values to tell a right kernel "
@@ -160,7 +175,22 @@ def _inputs(operator: Operator, dtype: str | None, shape: str | None, seed: int)
             for name, t in tensors.items()
         }
 
-    return replace(batch, inputs=shaped(batch.inputs), upstream=shaped(batch.upstream))
+    batch = replace(batch, inputs=shaped(batch.inputs), upstream=shaped(batch.upstream))
+    return batch, arguments
+
+
+def _following(
+    operator: Operator, sizes: Mapping[str, int], given: Collection[str]
+) -> dict[str, int]:
+    """The sizes that must change for those given to fulfil the operator's limits."""
+    found = {}
+    for limit in operator.limits:
+        least, most = limit.factor * sizes[limit.symbol], sizes[limit.most]
+        if limit.exactly and least != most and limit.most not in given:
+            found[limit.most] = least
+        elif least > most and limit.symbol not in given:
+            found[limit.symbol] = most // limit.factor
+    return found
 
 
 def _axes(shape: str, wanted: str, symbols: tuple[str, ...], has_rows: bool) -> list[int]:

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """One call of an operator as users make it: the function that its package exports."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from rlk import registry
-from rlk.gates.inputs import Fixture, smallest_workload
+from rlk.gates.inputs import Fixture
 from rlk.launch import trace
 from rlk.operator import Operator
 from rlk.parts import cut_like, tensors_in
@@ -21,10 +23,16 @@ class Results:
 
 
 def run(
-    operator: Operator, batch: Fixture, device: torch.device, backend: str, *, grad: bool
+    operator: Operator,
+    batch: Fixture,
+    device: torch.device,
+    backend: str,
+    arguments: Mapping[str, Any],
+    *,
+    grad: bool,
 ) -> Results:
     """Call an operator with the defaults of its scalars, backward included where asked."""
-    function, arguments = registry.public_function(operator), smallest_workload(operator).arguments
+    function = registry.public_function(operator)
     leaves = {
         t.name: batch.inputs[t.name].to(device).requires_grad_(grad and t.gradient is not None)
         for t in operator.inputs

@@ -14,7 +14,8 @@ import torch
 from rlk import cli, registry
 from rlk.errors import BackendError
 from rlk.gates import golden_hashes
-from rlk.operator import Claim
+from rlk.operator import Claim, Limit
+from rlk.test_support import tiny_operator
 
 GPU = torch.cuda.is_available()
 
@@ -136,6 +137,21 @@ def test_check_backend_that_reports_nothing_exits_one(invoke, twice, monkeypatch
     result = invoke("check", "twice", "--device", "cpu")
     assert result.exit_code == 1
     assert "backend golden was chosen, ran nothing" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("limit", "sizes", "given", "follow"),
+    [
+        (Limit(2, "M", "N"), {"M": 32, "N": 9}, {"N"}, {"M": 4}),
+        (Limit(2, "M", "N"), {"M": 4, "N": 9}, {"N"}, {}),
+        (Limit(2, "M", "N"), {"M": 32, "N": 9}, {"M", "N"}, {}),
+        (Limit(2, "M", "N", exactly=True), {"M": 64, "N": 108}, {"M"}, {"N": 128}),
+        (Limit(2, "M", "N", exactly=True), {"M": 64, "N": 108}, {"N"}, {"M": 54}),
+    ],
+)
+def test_check_sizes_not_given_follow_from_those_given(limit, sizes, given, follow):
+    operator = tiny_operator("limited", limits=(limit,))
+    assert cli.check.__globals__["_following"](operator, sizes, given) == follow
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,12 @@ def test_show_every_operator_prints_its_formula_and_workloads(invoke, name):
 
 
 @pytest.mark.parametrize(
-    ("name", "shape"), [("multi_axis_rope", "2,5,3,66"), ("multi_axis_rope_qk", "5,1,128")]
+    ("name", "shape"),
+    [
+        ("multi_axis_rope", "2,5,3,66"),
+        ("multi_axis_rope", "2,5,2,8"),
+        ("multi_axis_rope_qk", "5,1,128"),
+    ],
 )
 def test_check_every_operator_on_an_odd_shape_stays_within_the_contract(invoke, name, shape):
     result = invoke("check", name, "--backend", "golden", "--shape", shape, "--dtype", "bfloat16")
