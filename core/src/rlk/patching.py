@@ -102,7 +102,7 @@ def exchange(
     return PatchReport.of(name, described)
 
 
-def require_release(name: str, library: str, oldest: str, newest: str) -> None:
+def require_release(name: str, library: str, oldest: str, newest: str, package: str) -> None:
     """Refuse to go on beside a release of a library that the tests do not cover.
 
     Args:
@@ -110,6 +110,7 @@ def require_release(name: str, library: str, oldest: str, newest: str) -> None:
         library: as imported.
         oldest: the first release that is supported.
         newest: the last one, or the last series where fewer numbers are given.
+        package: ours, whose extra of the library's name installs it.
     Raises:
         PlatformError: the library is missing or outside the range.
     """
@@ -121,7 +122,8 @@ def require_release(name: str, library: str, oldest: str, newest: str) -> None:
     first, last = _numbers(oldest), _numbers(newest)
     if not first <= release or release[: len(last)] > last:
         raise PlatformError(
-            f"{name}: {library} must be {oldest} or newer and at most {newest}, got {found}"
+            f"{name}: {library} must be {oldest} or newer and at most {newest}, got {found}; "
+            f'pip install "{package}[{library}]"'
         )
 
 

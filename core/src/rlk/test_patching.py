@@ -72,12 +72,12 @@ def test_release_outside_the_range_is_refused(version, fits, monkeypatch):
     library.__version__ = version
     monkeypatch.setitem(sys.modules, "library", None if version == "none" else library)
     if fits:
-        require_release("patch", "library", "1.2.0", "1.5")
+        require_release("patch", "library", "1.2.0", "1.5", "rlk-ours")
         return
     with pytest.raises(PlatformError) as caught:
-        require_release("patch", "library", "1.2.0", "1.5")
+        require_release("patch", "library", "1.2.0", "1.5", "rlk-ours")
     expected = "patch: library must be 1.2.0 or newer and at most 1.5, got"
-    assert str(caught.value) == f"{expected} {version}"
+    assert str(caught.value) == f'{expected} {version}; pip install "rlk-ours[library]"'
 
 
 def test_report_shows_a_line_for_each_site_and_counts_them():

@@ -77,7 +77,8 @@ def assert_release_refused(
     with pytest.raises(PlatformError) as caught:
         function(torch.nn.Linear(1, 1))
     expected = f"{function.__name__}: {library} must be {supported}, got {version}"
-    assert str(caught.value) == expected
+    package = function.__module__.partition(".")[0].replace("_", "-")
+    assert str(caught.value) == f'{expected}; pip install "{package}[{library}]"'
 
 
 @contextmanager

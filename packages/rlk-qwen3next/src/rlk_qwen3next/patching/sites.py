@@ -88,7 +88,8 @@ def replacements(name: str) -> tuple[Replacement, ...]:
     Raises:
         PlatformError: transformers is missing or outside the supported range.
     """
-    require_release(name, "transformers", OLDEST_TRANSFORMERS, NEWEST_TRANSFORMERS)
+    supported = (OLDEST_TRANSFORMERS, NEWEST_TRANSFORMERS)
+    require_release(name, "transformers", *supported, "rlk-qwen3next")
     from . import transformers_norms
 
     pairs = transformers_norms.REPLACEMENTS

@@ -27,7 +27,7 @@ def require_diffusers(name: str) -> None:
     Raises:
         PlatformError: diffusers is missing or outside it.
     """
-    require_release(name, "diffusers", OLDEST_DIFFUSERS, NEWEST_DIFFUSERS)
+    require_release(name, "diffusers", OLDEST_DIFFUSERS, NEWEST_DIFFUSERS, "rlk-qwenimage")
 
 
 def find_sites(model: nn.Module) -> list[Site]:
