@@ -19,16 +19,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
-from qwen3next_drift import Prompt, drift, text
-from replay import ARRANGEMENTS, Counts, Recorded, Replay, Results
+from replay import ARRANGEMENTS, Counts, Recorded, Replay, Results, refuse_without
 from torch import nn
-from transformers import AutoConfig, Qwen3NextConfig, Qwen3NextForCausalLM
 
-import rlk
-import rlk_qwen3next
-from rlk import registry
-from rlk_qwen3next import PatchSite, patch, unpatch
+try:
+    import transformers
+    from qwen3next_drift import Prompt, drift, text
+    from transformers import AutoConfig, Qwen3NextConfig, Qwen3NextForCausalLM
+
+    import rlk
+    import rlk_qwen3next
+    from rlk import registry
+    from rlk_qwen3next import PatchSite, patch, unpatch
+except ModuleNotFoundError as error:
+    refuse_without(error, "qwen3next_norms", "rlk-qwen3next[transformers]")
 
 DWEIGHT = "dweight"
 

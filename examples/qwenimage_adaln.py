@@ -19,15 +19,19 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import diffusers
 import torch
-from diffusers import QwenImageTransformer2DModel
-from qwenimage_sites import Site, find, reached, recording
-from replay import Counts
+from replay import Counts, refuse_without
 from torch import nn
 
-import rlk
-from rlk_qwenimage import patch, unpatch
+try:
+    import diffusers
+    from diffusers import QwenImageTransformer2DModel
+    from qwenimage_sites import Site, find, reached, recording
+
+    import rlk
+    from rlk_qwenimage import patch, unpatch
+except ModuleNotFoundError as error:
+    refuse_without(error, "qwenimage_adaln", "rlk-qwenimage[diffusers]")
 
 # Height and width in tokens of 16 x 16 pixels.
 IMAGES = {"1024x1024": (64, 64), "1328x1328": (83, 83), "1664x928": (104, 58)}

@@ -1,14 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a place in a model read and got in one training step, seen again in other company."""
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
 ARRANGEMENTS = ("alone", "chunked", "permuted", "padded")
+
+
+def refuse_without(error: ModuleNotFoundError, example: str, distribution: str) -> NoReturn:
+    """End an example, with exit status 2, that lacks a package which the distribution brings."""
+    told = f"{example}: {error.name} must be installed, got none"
+    print(f'{told}; pip install "./packages/{distribution}"', file=sys.stderr)
+    sys.exit(2)
+
 
 Results = dict[str, torch.Tensor]
 Counts = dict[str, dict[str, int]]

@@ -29,10 +29,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from replay import refuse_without
 from torch import nn
 
-from rlk.compare import raw_bits
-from rlk.exact_grad import ExactGradAccumulator
+try:
+    from rlk.compare import raw_bits
+    from rlk.exact_grad import ExactGradAccumulator
+except ModuleNotFoundError as error:
+    refuse_without(error, "train_invariant", "rlk-qwen3next[transformers]")
 
 SAMPLES = 8
 # Ranks, each with as many micro-batches as it has samples.
@@ -55,6 +59,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 class Qwen3Next:
     """Next tokens of a text."""
+
+    needs = "rlk-qwen3next[transformers]"
 
     @staticmethod
     def build() -> nn.Module:
@@ -95,6 +101,8 @@ class Qwen3Next:
 
 class QwenImage:
     """The velocity from noise to an image, both random."""
+
+    needs = "rlk-qwenimage[diffusers]"
 
     @staticmethod
     def build() -> nn.Module:
@@ -248,7 +256,10 @@ def show(found: dict[str, dict[str, list[int]]]) -> None:
 def main(arguments: list[str] | None = None) -> int:
     """Train, compare, print."""
     options = parse(arguments)
-    TASKS[options.model].build()  # what it imports, the processes share
+    try:
+        TASKS[options.model].build()  # what it imports, the processes share
+    except ModuleNotFoundError as error:
+        refuse_without(error, "train_invariant", TASKS[options.model].needs)
     with tempfile.TemporaryDirectory() as folder:
         run(options, folder)
         found = compare(folder)
