@@ -16,7 +16,10 @@ from rlk_qwenimage.adaln_mod_projection.operator import OPERATOR
 )
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_products_in_one_tile_compute_the_operator_for_any_batch(dtype):
-    row = survey(places(OPERATOR, dtype, 5, seed=1)[0], "one fixed tile")
+    from rlk_qwenimage.adaln_mod_projection.kernel_triton_prior_art import COLUMNS, DEPTH, ROWS
+
+    name = f"fixed {ROWS}x{COLUMNS}x{DEPTH} tile, written here"
+    row = survey(places(OPERATOR, dtype, 5, seed=1)[0], name)
     assert row.verdict == "measured", row.reason
     if torch.cuda.is_available():  # NumPy, which interprets tiles, has an order of its own
         assert row.rows_alone == row.batches_differing == {"mod": 0, "dtemb": 0}
