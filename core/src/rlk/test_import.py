@@ -2,18 +2,15 @@
 """Importing rlk is quick, and needs neither Triton nor a GPU nor the tools of the command line."""
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 import rlk
+from rlk.test_support.fresh_process import OPTIONAL, printed_without_gpu
 
 # 0.2 s: what a user may pay on top of `import torch`.
 BUDGET_SECONDS = 0.2
-HEAVY = {"triton", "typer", "rich", "msgspec", "pytest", "jsonschema"}
+HEAVY = {*OPTIONAL, "jsonschema"}
 LAZY = (
     "torch.distributed.tensor",
     "rlk.torch_suite",
@@ -51,23 +48,10 @@ except errors.BackendError as error:
 """
 
 
-def run(program, **environment):
-    """What a fresh process without a GPU prints."""
-    core = str(Path(rlk.__file__).parents[1])
-    path = os.pathsep.join([core, os.environ.get("PYTHONPATH", "")])
-    settings = {**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "", **environment}
-    settings.pop("TRITON_INTERPRET", None)
-    finished = subprocess.run(
-        [sys.executable, "-c", program], env=settings, capture_output=True, text=True, check=False
-    )
-    assert finished.returncode == 0, finished.stderr
-    return finished.stdout.splitlines()
-
-
 def test_import_beyond_torch_is_quick_and_brings_no_heavy_package():
     # The best of three: the first may write byte code, and others share the processor.
     for _ in range(3):
-        seconds, imported = json.loads(*run(IMPORT))
+        seconds, imported = json.loads(*printed_without_gpu(IMPORT))
         if seconds <= BUDGET_SECONDS:
             break
     assert seconds <= BUDGET_SECONDS
@@ -77,7 +61,7 @@ def test_import_beyond_torch_is_quick_and_brings_no_heavy_package():
 
 
 def test_import_without_triton_and_gpu_computes_on_the_cpu():
-    assert run(WITHOUT_TRITON) == [
+    assert printed_without_gpu(WITHOUT_TRITON) == [
         "[4.0, 0.0]",
         "[[2.0, 8.0]]",
         'exact_sum: backend "triton" cannot run here: it needs the package triton, '

@@ -1,11 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The example that replays every norm: it runs, it finds differences, and it fails on one."""
 
-import importlib.util
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,20 +9,16 @@ import torch
 
 import rlk
 import rlk_qwen3next
+from rlk.test_support.examples import load_example
+from rlk.test_support.fresh_process import folders_of, status_and_output
 
-EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
+EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "qwen3next_norms.py"
 SITES = 14
 
 
 def run(*arguments):
     """(exit status, what a process of its own prints)"""
-    folders = [str(Path(module.__file__).parents[1]) for module in (rlk, rlk_qwen3next)]
-    path = os.pathsep.join([*folders, os.environ.get("PYTHONPATH", "")])
-    command = [sys.executable, EXAMPLES / "qwen3next_norms.py", *map(str, arguments)]
-    finished = subprocess.run(
-        command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False
-    )
-    return finished.returncode, finished.stdout + finished.stderr
+    return status_and_output(EXAMPLE, *arguments, folders=folders_of(rlk, rlk_qwen3next))
 
 
 def summed(counts, name):
@@ -49,13 +41,7 @@ def assert_patched_sites_agree(document, backends, sites=SITES):
 @pytest.fixture
 def example(monkeypatch):
     """The example as a module, on few tokens."""
-    monkeypatch.syspath_prepend(str(EXAMPLES))
-    file = EXAMPLES / "qwen3next_norms.py"
-    spec = importlib.util.spec_from_file_location("qwen3next_norms", file)
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "qwen3next_norms", module)
-    spec.loader.exec_module(module)
-    return module
+    return load_example(EXAMPLE, monkeypatch)
 
 
 FEW = ["--tokens", "12", "--rows", "3"]

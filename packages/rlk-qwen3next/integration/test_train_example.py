@@ -2,15 +2,13 @@
 """The example that trains in four layouts: norms agree, PyTorch's sums do not, faults are found."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import rlk
 import rlk_qwen3next
+from rlk.test_support.fresh_process import folders_of, status_and_output
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 FEW = ["--steps", "2", "--tokens", "6"]
@@ -40,15 +38,10 @@ train_invariant.ExactGradAccumulator = Block
 
 def run(fault, *arguments):
     """(exit status, what a process of its own prints)"""
-    folders = [str(Path(module.__file__).parents[1]) for module in (rlk, rlk_qwen3next)]
-    path = os.pathsep.join([str(EXAMPLES), *folders, os.environ.get("PYTHONPATH", "")])
     code = "import sys, train_invariant\n" + FAULTS[fault]
     code += "sys.exit(train_invariant.main(sys.argv[1:]))"
-    finished = subprocess.run(
-        [sys.executable, "-c", code, *map(str, arguments)],
-        env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    return finished.returncode, finished.stdout + finished.stderr
+    folders = [EXAMPLES, *folders_of(rlk, rlk_qwen3next)]
+    return status_and_output("-c", code, *arguments, folders=folders)
 
 
 def test_example_exact_norms_agree_in_every_layout_and_rounded_ones_do_not(tmp_path):

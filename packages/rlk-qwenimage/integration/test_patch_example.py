@@ -1,11 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The example that replays every site: it runs, it finds differences, and it fails on one."""
 
-import importlib.util
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,8 +9,11 @@ import torch
 
 import rlk
 import rlk_qwenimage
+from rlk.test_support.examples import load_example
+from rlk.test_support.fresh_process import folders_of, status_and_output
 
-EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
+ROOT = Path(__file__).resolve().parents[3]
+EXAMPLE = ROOT / "examples" / "qwenimage_adaln.py"
 # A block: two modulations, four norms, four rotations, four RMS norms. The text's norm and the
 # output's add two; the last block's second norm of the text goes nowhere and gets no gradient.
 BLOCK, ENDS = 2 + 4 + 4 + 4, 2 - 1
@@ -31,14 +30,8 @@ PARAMETERS = {"dweight", "dbias"}
 def run(*arguments):
     """(exit status, what a process of its own prints)"""
     packages = ("qwenimage", "qwen3next", "rope")
-    sources = [EXAMPLES.parent / f"packages/rlk-{name}/src" for name in packages]
-    folders = [str(Path(rlk.__file__).parents[1]), *map(str, sources)]
-    path = os.pathsep.join([*folders, os.environ.get("PYTHONPATH", "")])
-    command = [sys.executable, EXAMPLES / "qwenimage_adaln.py", *map(str, arguments)]
-    finished = subprocess.run(
-        command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False
-    )
-    return finished.returncode, finished.stdout + finished.stderr
+    sources = [ROOT / f"packages/rlk-{name}/src" for name in packages]
+    return status_and_output(EXAMPLE, *arguments, folders=[*folders_of(rlk), *sources])
 
 
 def assert_patched_sites_agree(document, backends):
@@ -67,13 +60,7 @@ def different(document):
 @pytest.fixture
 def example(monkeypatch):
     """The example as a module, on one small image."""
-    monkeypatch.syspath_prepend(str(EXAMPLES))
-    file = EXAMPLES / "qwenimage_adaln.py"
-    spec = importlib.util.spec_from_file_location("qwenimage_adaln", file)
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "qwenimage_adaln", module)
-    spec.loader.exec_module(module)
-    return module
+    return load_example(EXAMPLE, monkeypatch)
 
 
 @pytest.fixture

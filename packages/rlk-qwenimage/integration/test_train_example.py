@@ -2,26 +2,21 @@
 """The example that trains in four layouts, with a block of Qwen-Image: exact gradients agree."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import rlk
 import rlk_qwenimage
+from rlk.test_support.fresh_process import folders_of, status_and_output
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "train_invariant.py"
 
 
 def test_example_exact_sums_agree_in_every_layout_and_rounded_ones_do_not(tmp_path):
-    folders = [str(Path(module.__file__).parents[1]) for module in (rlk, rlk_qwenimage)]
-    path = os.pathsep.join([*folders, os.environ.get("PYTHONPATH", "")])
     options = ["--model", "qwenimage", "--steps", "1", "--tokens", "6"]
-    finished = subprocess.run(
-        [sys.executable, str(EXAMPLE), *options, "--json", str(tmp_path / "found.json")],
-        env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert finished.returncode == 0, finished.stdout + finished.stderr
+    options += ["--json", tmp_path / "found.json"]
+    folders = folders_of(rlk, rlk_qwenimage)
+    status, output = status_and_output(EXAMPLE, *options, folders=folders)
+    assert status == 0, output
     found = json.loads((tmp_path / "found.json").read_text())
     # Weights of norms 24 + 2 * 2 * 16, biases of modulations 2 * 288 + 96.
     assert found.pop("elements") == {"all": [760]}

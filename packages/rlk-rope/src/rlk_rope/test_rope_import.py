@@ -1,22 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Importing the package is quick, and needs neither Triton nor a GPU."""
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
-import rlk
 import rlk_rope
+from rlk.test_support.fresh_process import (
+    assert_nothing_optional,
+    modules_of_import,
+    printed_without_gpu,
+)
 
-HEAVY = {"triton", "typer", "rich", "msgspec", "pytest", "diffusers", "transformers"}
-IMPORT = """
-import json, sys, torch
-before = set(sys.modules)
-import rlk_rope
-print(json.dumps(sorted(set(sys.modules) - before)))
-"""
 WITHOUT_TRITON = """
 import sys
 sys.modules["triton"] = None
@@ -34,28 +25,14 @@ except errors.BackendError as error:
 """
 
 
-def run(program):
-    """What a fresh process without a GPU prints."""
-    folders = [str(Path(module.__file__).parents[1]) for module in (rlk, rlk_rope)]
-    path = os.pathsep.join([*folders, os.environ.get("PYTHONPATH", "")])
-    settings = {**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": ""}
-    settings.pop("TRITON_INTERPRET", None)
-    finished = subprocess.run(
-        [sys.executable, "-c", program], env=settings, capture_output=True, text=True, check=False
-    )
-    assert finished.returncode == 0, finished.stderr
-    return finished.stdout.splitlines()
-
-
 def test_import_of_the_package_brings_no_optional_or_heavy_package():
-    imported = json.loads(*run(IMPORT))
+    imported = modules_of_import(rlk_rope)
     assert "rlk_rope.multi_axis_rope" in imported
-    assert {name.split(".")[0] for name in imported} & HEAVY == set()
-    assert [name for name in imported if "kernel" in name or name.startswith("rlk.cli")] == []
+    assert_nothing_optional(imported, "diffusers", "transformers")
 
 
 def test_import_without_triton_and_gpu_turns_and_turns_back_on_the_cpu():
-    assert run(WITHOUT_TRITON) == [
+    assert printed_without_gpu(WITHOUT_TRITON, rlk_rope) == [
         "[[[[-2.0, 1.0]]]] [[[[5.0, -3.0]]]]",
         'multi_axis_rope: backend "triton" cannot run here: it needs the package triton, '
         "which is not installed",
