@@ -1,18 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Faults that need parallel hardware, planted into the Triton backend: the gates must be red."""
 
-import shutil
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 
-import rlk_qwen3next
 from rlk import backends, interpreter
 from rlk.reduce import exact_sum
+from rlk.test_support.planted_source import KernelCopy
 from rlk.test_support.sabotage import Fault, red
 from rlk_qwen3next.rms_norm.operator import OPERATOR
 
@@ -126,44 +122,12 @@ def test_gates_planted_fault_turn_exactly_its_records_red(fault):
     assert fault.expected <= found <= fault.expected | chance
 
 
-# A wrong address ends what a process can do with its GPU: the gate runs in one of its own.
-LAYOUT_GATE = """
-import sys
-from dataclasses import replace
-from pathlib import Path
-from rlk import backends
-from rlk.cuda.launch import KernelModule
-from rlk.gates import cases, judge
-from rlk_qwen3next.rms_norm.operator import OPERATOR
-kernels = KernelModule(OPERATOR, Path(sys.argv[1]))
-operator = replace(OPERATOR, backends=(backends.cuda(lambda: kernels), OPERATOR.backend("golden")))
-for case in cases([operator], backend="cuda"):
-    if case.judgment == "layout" and case.dtype == "bfloat16":
-        for record in judge(case):
-            print(record.status, record.tensor, record.reason)
-"""
-
-
-def layout_gate(source: Path) -> tuple[bool, str]:
-    """Whether the layout gate is green on the kernels of a source, and all that it printed."""
-    command = [sys.executable, "-c", LAYOUT_GATE, str(source)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
-    statuses = {line.split(" ")[0] for line in done.stdout.splitlines()}
-    return done.returncode == 0 and statuses == {"passed"}, done.stdout + done.stderr
-
-
 def test_layout_gate_alignment_that_is_ignored_is_red(tmp_path):
     """Rows that begin at any address, read by 16-byte words."""
-    package = Path(rlk_qwen3next.__file__).parent
-    copy = shutil.copytree(package, tmp_path / package.name)
-    source = copy / "rms_norm" / "kernel_cuda.cu"
-    green, output = layout_gate(source)
+    kernels = KernelCopy(OPERATOR, tmp_path)
+    green, _, output = kernels.run_gates("bfloat16", "layout")
     assert green, output
-    launcher = copy / "rms_norm" / "launch_cuda.cuh"
-    text = launcher.read_text()
-    faulty = text.replace("vector_rows(", "true || vector_rows(")
-    assert faulty.count("true ||") == 3
-    launcher.write_text(faulty)
-    green, output = layout_gate(source)
+    kernels.plant("launch_cuda.cuh", "vector_rows(", "true || vector_rows(", places=3)
+    green, _, output = kernels.run_gates("bfloat16", "layout")
     assert not green
     assert "misaligned address" in output

@@ -1,86 +1,45 @@
 # SPDX-License-Identifier: Apache-2.0
 """Faults planted into the CUDA source of a rotary embedding: the gates must be red."""
 
-import shutil
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
-import rlk_rope
+from rlk.test_support.planted_source import KernelCopy
+from rlk_rope.multi_axis_rope.operator import OPERATOR
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
 ]
 
-# A wrong address ends what a process can do with its GPU: gates run in one of their own.
-GATES = """
-import sys
-from dataclasses import replace
-from pathlib import Path
-from rlk import backends
-from rlk.cuda.launch import KernelModule
-from rlk.gates import cases, judge
-from rlk_rope.multi_axis_rope.operator import OPERATOR
-kernels = KernelModule(OPERATOR, Path(sys.argv[1]))
-operator = replace(OPERATOR, backends=(backends.cuda(lambda: kernels), OPERATOR.backend("golden")))
-for case in cases([operator], backend="cuda"):
-    if case.dtype == sys.argv[2] and case.judgment in sys.argv[3:]:
-        for record in judge(case):
-            print(record.status, case.judgment, record.tensor, record.reason)
-"""
-
 
 @pytest.fixture
 def kernels(tmp_path):
-    """A copy of the package; its folder of kernels."""
-    package = Path(rlk_rope.__file__).parent
-    return shutil.copytree(package, tmp_path / package.name) / "multi_axis_rope"
-
-
-def plant(file: Path, right: str, wrong: str) -> None:
-    """Replace the one place of a text."""
-    text = file.read_text()
-    assert text.count(right) == 1
-    file.write_text(text.replace(right, wrong))
-
-
-def run_gates(folder: Path, dtype: str, *judgments: str) -> tuple[bool, set[str], str]:
-    """Whether all is green, the red "judgment tensor" pairs, and all that was printed."""
-    command = [sys.executable, "-c", GATES, str(folder / "kernel_cuda.cu"), dtype, *judgments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
-    lines = [line.split(" ") for line in done.stdout.splitlines()]
-    red = {f"{line[1]} {line[2]}" for line in lines if line[0] == "failed"}
-    green = done.returncode == 0 and {line[0] for line in lines} == {"passed"}
-    return green, red, done.stdout + done.stderr
+    return KernelCopy(OPERATOR, tmp_path)
 
 
 def test_layout_gate_alignment_that_is_ignored_is_red(kernels):
-    green, _, output = run_gates(kernels, "bfloat16", "layout")
+    green, _, output = kernels.run_gates("bfloat16", "layout")
     assert green, output
-    plant(kernels / "launch_cuda.cuh", "by_flag(in_words(a, kind.interleaved)", "by_flag(true")
-    green, _, output = run_gates(kernels, "bfloat16", "layout")
+    kernels.plant("launch_cuda.cuh", "by_flag(in_words(a, kind.interleaved)", "by_flag(true")
+    green, _, output = kernels.run_gates("bfloat16", "layout")
     assert not green
     assert "misaligned address" in output
 
 
 def test_bits_gate_products_that_are_fused_are_red(kernels):
-    source = kernels / "rotation.cuh"
-    plant(source, "first = __fsub_rn(ac, bs);", "first = __fmaf_rn(a, c, -bs);")
-    green, red, output = run_gates(
-        kernels, "float32", "forward_accuracy", "forward_invariance", "backend_equal"
+    kernels.plant("rotation.cuh", "first = __fsub_rn(ac, bs);", "first = __fmaf_rn(a, c, -bs);")
+    green, red, output = kernels.run_gates(
+        "float32", "forward_accuracy", "forward_invariance", "backend_equal"
     )
     assert not green
     assert red == {"backend_equal y"}, output
 
 
 def test_gradient_gate_sine_that_is_never_toggled_is_red(kernels):
-    plant(kernels / "kernel_cuda.cu", "a->x_dtype, true,", "a->x_dtype, false,")
-    green, red, output = run_gates(
-        kernels, "float32", "forward_accuracy", "gradient_accuracy", "backend_equal", "repeatable"
+    kernels.plant("kernel_cuda.cu", "a->x_dtype, true,", "a->x_dtype, false,")
+    green, red, output = kernels.run_gates(
+        "float32", "forward_accuracy", "gradient_accuracy", "backend_equal", "repeatable"
     )
     assert not green
     assert red == {"gradient_accuracy dx", "backend_equal dx"}, output
