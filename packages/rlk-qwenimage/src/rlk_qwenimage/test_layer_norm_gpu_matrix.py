@@ -4,11 +4,11 @@
 import pytest
 import torch
 
-from rlk import trace
 from rlk.compare import assert_same_bits
 from rlk.gates import golden_matrix
 from rlk.gates.golden_matrix import Cell
 from rlk.gates.inputs import VALUES, fixture
+from rlk.test_support.recorded_digests import assert_recorded, recorded
 from rlk_qwenimage.layer_norm_modulate.operator import OPERATOR
 from rlk_qwenimage.test_layer_norm_gpu_batches import BACKENDS, DEVICE, RESULTS, results
 
@@ -25,14 +25,6 @@ NEEDS_GPU = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
 ]
-
-
-def recorded(cell: Cell) -> dict[str, str]:
-    """The digests of a cell in the operator's folder."""
-    document = golden_matrix.load(OPERATOR)
-    assert document["bits_version"] == OPERATOR.bits_version
-    digests = document["digests"]
-    return {key: value for key, value in digests.items() if key.startswith(f"{cell.key}/")}
 
 
 def identity(cell: Cell) -> str:
@@ -59,12 +51,7 @@ class TestOnGpu:
     @pytest.mark.parametrize("backend", BACKENDS)
     @pytest.mark.parametrize("cell", CELLS, ids=identity)
     def test_backend_every_digest_of_the_matrix_is_golden(self, cell, backend):
-        with trace() as launches:
-            found = golden_matrix.digests(cell, golden_matrix.on_backend(OPERATOR, backend, DEVICE))
-        assert {launch.backend for launch in launches} == {backend}
-        expected = recorded(cell)
-        assert found.keys() == expected.keys()
-        assert [key for key in expected if found[key] != expected[key]] == []
+        assert_recorded(cell, backend)
 
     @pytest.mark.parametrize("tokens", TOKENS)
     @pytest.mark.parametrize("n", COLUMNS)

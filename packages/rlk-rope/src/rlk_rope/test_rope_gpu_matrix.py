@@ -4,9 +4,8 @@
 import pytest
 import torch
 
-from rlk import trace
 from rlk.gates import golden_matrix
-from rlk.gates.golden_matrix import Cell
+from rlk.test_support.recorded_digests import assert_recorded, identity, recorded
 from rlk_rope.multi_axis_rope.operator import OPERATOR as ONE
 from rlk_rope.multi_axis_rope_qk.operator import OPERATOR as TWO
 
@@ -15,18 +14,6 @@ CELLS = [cell for operator in OPERATORS for cell in golden_matrix.cells(operator
 BACKENDS = ("cuda", "triton")
 # What a CPU computes again in seconds.
 FEW_COLUMNS = 24
-
-
-def recorded(cell: Cell) -> dict[str, str]:
-    """The digests of a cell in the operator's folder."""
-    document = golden_matrix.load(cell.operator)
-    assert document["bits_version"] == cell.operator.bits_version
-    digests = document["digests"]
-    return {key: value for key, value in digests.items() if key.startswith(f"{cell.key}/")}
-
-
-def identity(cell: Cell) -> str:
-    return f"{cell.operator.name}-{cell.key.replace('/', '-')}"
 
 
 @pytest.mark.parametrize("operator", OPERATORS, ids=lambda operator: operator.name)
@@ -54,11 +41,4 @@ def test_recorded_digests_computed_again_are_the_same(cell):
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("cell", CELLS, ids=identity)
 def test_backend_every_digest_of_the_matrix_is_golden(cell, backend):
-    with trace() as launches:
-        found = golden_matrix.digests(
-            cell, golden_matrix.on_backend(cell.operator, backend, "cuda")
-        )
-    assert {launch.backend for launch in launches} == {backend}
-    expected = recorded(cell)
-    assert found.keys() == expected.keys()
-    assert [key for key in expected if found[key] != expected[key]] == []
+    assert_recorded(cell, backend)
