@@ -7,11 +7,7 @@ import torch
 
 from rlk.gates.inputs import Fixture, default_scalars
 from rlk.reduce import exact_sum
-
-BACKENDS = ("cuda", "triton")
-DEVICE = "cuda"
-BF16 = torch.bfloat16
-_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+from rlk.test_support.on_gpu import BF16, DEVICE, assert_equal_bits
 
 
 def random_batch(norm, rows, n, *, dtype=BF16, seed=0) -> Fixture:
@@ -42,14 +38,6 @@ def chunks(batch: Fixture, size: int) -> list[Fixture]:
 def row_tensors(results: dict) -> dict:
     """y, rstd and the row gradients."""
     return {name: tensor for name, tensor in results.items() if name != "state"}
-
-
-def assert_equal_bits(actual: torch.Tensor, expected: torch.Tensor, what: str) -> None:
-    """Compare where the tensors lie; for results without NaN."""
-    assert actual.shape == expected.shape, what
-    assert actual.dtype == expected.dtype, what
-    integer = _INTEGERS[actual.element_size()]
-    assert torch.equal(actual.view(integer), expected.view(integer)), what
 
 
 def assert_rows(results: dict, whole: dict, rows) -> None:

@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from rlk.compare import assert_same_bits
+from rlk.test_support.on_gpu import BACKENDS, assert_equal_bits
 from rlk_qwen3next.test_norm_agreement import underflowing
-from rlk_qwen3next.test_norm_gpu_batches import BACKENDS, assert_equal_bits, random_batch
+from rlk_qwen3next.test_norm_gpu_batches import random_batch
 
 pytestmark = [
     pytest.mark.gpu,

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from rlk.gates import golden_matrix
+from rlk.test_support.on_gpu import BACKENDS
 from rlk.test_support.recorded_digests import assert_recorded, identity, recorded
 from rlk_qwen3next.qwen3_next_rms_norm.operator import OPERATOR as ZERO_CENTRED
 from rlk_qwen3next.rms_norm.operator import OPERATOR as RMS_NORM
@@ -13,7 +14,6 @@ from rlk_qwen3next.rms_norm_residual.operator import OPERATOR as RMS_NORM_RESIDU
 
 OPERATORS = (RMS_NORM_GATED, RMS_NORM_RESIDUAL, RMS_NORM, ZERO_CENTRED)
 CELLS = [cell for operator in OPERATORS for cell in golden_matrix.cells(operator)]
-BACKENDS = ("cuda", "triton")
 # What a CPU computes again in seconds: a lane, and a chunk with one column more than its half.
 AGAIN = (3, 129)
 

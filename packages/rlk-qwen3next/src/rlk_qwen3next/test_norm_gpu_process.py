@@ -13,12 +13,8 @@ import torch
 
 from rlk.bench.timing import held_bytes, peak_bytes
 from rlk.parts import tensors_in
-from rlk_qwen3next.test_norm_gpu_batches import (
-    BACKENDS,
-    assert_equal_bits,
-    random_batch,
-    row_tensors,
-)
+from rlk.test_support.on_gpu import BACKENDS, assert_equal_bits
+from rlk_qwen3next.test_norm_gpu_batches import random_batch, row_tensors
 
 pytestmark = [
     pytest.mark.gpu,

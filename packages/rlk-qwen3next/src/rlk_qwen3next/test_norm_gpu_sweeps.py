@@ -6,11 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from rlk.test_support.on_gpu import BACKENDS, DEVICE, assert_equal_bits
 from rlk_qwen3next.conftest import EVERY_NORM
 from rlk_qwen3next.test_norm_gpu_batches import (
-    BACKENDS,
-    DEVICE,
-    assert_equal_bits,
     assert_rows,
     chunks,
     merged,

@@ -6,11 +6,10 @@ from dataclasses import dataclass
 
 import torch
 
-from rlk.compare import assert_same_bits
+from rlk.test_support.on_gpu import DEVICE, assert_equal_bits
 from rlk_qwenimage.adaln_mod_projection.operator import OPERATOR
 
 BACKENDS = ("triton", "cuda")
-DEVICE = "cuda"
 DTYPES = ("bfloat16", "float32")
 SEEDS = (0, 127, 2026)
 # Columns of mod by stream; the image and the text stream have weights of their own.
@@ -20,7 +19,6 @@ RESULTS = ("mod", "act", "dtemb", "dweight", "dbias")
 # Whose bits a sample keeps in any batch.
 OF_SAMPLES = ("mod", "act", "dtemb")
 OF_PARAMETERS = ("dweight", "dbias")
-_INTEGERS = {2: torch.int16, 4: torch.int32}
 
 
 @dataclass(frozen=True)
@@ -69,23 +67,12 @@ def run(
     return {name: t for name, t in found.items() if t.numel() or name in OF_SAMPLES[:2]}
 
 
-def require_same(actual: torch.Tensor, expected: torch.Tensor, what: str) -> None:
-    """Compare where the tensors lie, and only say where they differ on the CPU."""
-    integer = _INTEGERS[actual.element_size()]
-    same = actual.shape == expected.shape and actual.dtype == expected.dtype
-    if not same or not torch.equal(
-        actual.contiguous().view(integer), expected.contiguous().view(integer)
-    ):
-        assert_same_bits(actual, expected, what)
-        raise AssertionError(f"{what}: NaN of another pattern")
-
-
 def require_all(
     actual: Mapping[str, torch.Tensor],
     expected: Mapping[str, torch.Tensor],
     names: tuple[str, ...],
     what: str,
 ) -> None:
-    """`require_same` for some of the results by name."""
+    """Assert equal bits of some of the results by name."""
     for name in names:
-        require_same(actual[name], expected[name], f"{name} of {what}")
+        assert_equal_bits(actual[name], expected[name], f"{name} of {what}")

@@ -6,23 +6,14 @@ from collections.abc import Iterable
 import torch
 
 from rlk.execution import Execution
+from rlk.test_support.on_gpu import BF16, assert_equal_bits, normal
 from rlk_qwenimage import layer_norm_modulate
 from rlk_qwenimage.layer_norm_modulate.operator import OPERATOR
 
-BACKENDS = ("cuda", "triton")
-DEVICE = "cuda"
-BF16 = torch.bfloat16
 INPUTS = ("x", "scale", "shift", "dout")
 RESULTS = ("out", "mean", "rstd", "dx", "dscale", "dshift")
 SUMS = ("dscale", "dshift")
 _EXECUTION = Execution(OPERATOR)
-_INTEGERS = {2: torch.int16, 4: torch.int32}
-
-
-def normal(*shape: int, dtype: torch.dtype = BF16, seed: int = 0) -> torch.Tensor:
-    """Random values made on the GPU."""
-    generator = torch.Generator(DEVICE).manual_seed(seed)
-    return torch.randn(*shape, generator=generator, device=DEVICE, dtype=dtype)
 
 
 def random_batch(samples: int, tokens: int, n: int, *, dtype=BF16, seed: int = 0) -> dict:
@@ -60,15 +51,6 @@ def of_samples(batch: dict, which) -> dict:
 def of_tokens(batch: dict, which) -> dict:
     """These tokens of every sample."""
     return {n: t[:, which] if n in ("x", "dout") else t for n, t in batch.items()}
-
-
-def assert_equal_bits(actual: torch.Tensor, expected: torch.Tensor, what: str) -> None:
-    """Compare where the tensors lie; for results without NaN."""
-    assert actual.shape == expected.shape, what
-    assert actual.dtype == expected.dtype, what
-    integer = _INTEGERS[actual.element_size()]
-    actual, expected = actual.contiguous().view(integer), expected.contiguous().view(integer)
-    assert torch.equal(actual, expected), what
 
 
 def assert_results(actual: dict, expected: dict, what: str, names: Iterable[str] = ()) -> None:

@@ -4,14 +4,9 @@
 import pytest
 import torch
 
+from rlk.test_support.on_gpu import BACKENDS, DEVICE
 from rlk_qwenimage import layer_norm_modulate
-from rlk_qwenimage.test_layer_norm_gpu_batches import (
-    BACKENDS,
-    DEVICE,
-    assert_results,
-    random_batch,
-    results,
-)
+from rlk_qwenimage.test_layer_norm_gpu_batches import assert_results, random_batch, results
 
 pytestmark = [
     pytest.mark.gpu,

@@ -8,9 +8,10 @@ from rlk.compare import assert_same_bits
 from rlk.gates import golden_matrix
 from rlk.gates.golden_matrix import Cell
 from rlk.gates.inputs import VALUES, fixture
+from rlk.test_support.on_gpu import BACKENDS, DEVICE
 from rlk.test_support.recorded_digests import assert_recorded, recorded
 from rlk_qwenimage.layer_norm_modulate.operator import OPERATOR
-from rlk_qwenimage.test_layer_norm_gpu_batches import BACKENDS, DEVICE, RESULTS, results
+from rlk_qwenimage.test_layer_norm_gpu_batches import RESULTS, results
 
 CELLS = golden_matrix.cells(OPERATOR)
 # What a CPU computes again in seconds.

@@ -12,15 +12,9 @@ import pytest
 import torch
 
 from rlk.bench.timing import peak_bytes
+from rlk.test_support.on_gpu import BACKENDS, assert_equal_bits
 from rlk_qwenimage import layer_norm_modulate
-from rlk_qwenimage.test_layer_norm_gpu_batches import (
-    BACKENDS,
-    assert_equal_bits,
-    assert_results,
-    random_batch,
-    results,
-    train,
-)
+from rlk_qwenimage.test_layer_norm_gpu_batches import assert_results, random_batch, results, train
 
 pytestmark = [
     pytest.mark.gpu,

@@ -4,15 +4,11 @@
 import pytest
 import torch
 
+from rlk.test_support.on_gpu import BACKENDS, BF16, DEVICE, assert_equal_bits, normal
 from rlk_qwenimage.test_layer_norm_gpu_batches import (
-    BACKENDS,
-    BF16,
-    DEVICE,
     RESULTS,
     SUMS,
-    assert_equal_bits,
     assert_results,
-    normal,
     of_samples,
     of_tokens,
     random_batch,

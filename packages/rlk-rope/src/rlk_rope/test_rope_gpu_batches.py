@@ -5,18 +5,8 @@ from typing import Any
 
 import torch
 
+from rlk.test_support.on_gpu import DEVICE, assert_equal_bits
 from rlk_rope import multi_axis_rope, multi_axis_rope_qk
-
-BACKENDS = ("cuda", "triton")
-DEVICE = "cuda"
-BF16 = torch.bfloat16
-_INTEGERS = {2: torch.int16, 4: torch.int32}
-
-
-def normal(*shape: int, dtype: torch.dtype = BF16, seed: int = 0) -> torch.Tensor:
-    """Random values made on the GPU."""
-    generator = torch.Generator(DEVICE).manual_seed(seed)
-    return torch.randn(*shape, generator=generator, device=DEVICE, dtype=dtype)
 
 
 def tables(*shape: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -40,10 +30,7 @@ def run_qk(q: torch.Tensor, k: torch.Tensor, dq: Any, dk: Any, cos: Any, sin: An
     return *(t.detach() for t in outputs), *torch.autograd.grad(outputs, leaves, (dq, dk))
 
 
-def assert_equal_bits(actual: Any, expected: Any, what: str) -> None:
-    """Compare where the tensors lie; for results without NaN."""
-    for a, e in zip(actual, expected, strict=True):
-        assert a.shape == e.shape, what
-        assert a.dtype == e.dtype, what
-        integer = _INTEGERS[a.element_size()]
-        assert torch.equal(a.contiguous().view(integer), e.contiguous().view(integer)), what
+def assert_results(actual: Any, expected: Any, what: str) -> None:
+    """All results of a call against those of another."""
+    for found, wanted in zip(actual, expected, strict=True):
+        assert_equal_bits(found, wanted, what)

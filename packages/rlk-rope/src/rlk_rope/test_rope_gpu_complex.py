@@ -5,8 +5,9 @@ import pytest
 import torch
 
 from rlk.compare import assert_same_bits
+from rlk.test_support.on_gpu import BACKENDS, DEVICE, normal
 from rlk_rope import multi_axis_rope
-from rlk_rope.test_rope_gpu_batches import BACKENDS, DEVICE, normal, run, tables
+from rlk_rope.test_rope_gpu_batches import run, tables
 
 pytestmark = [
     pytest.mark.gpu,

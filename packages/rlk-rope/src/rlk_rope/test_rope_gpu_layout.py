@@ -6,15 +6,9 @@ import torch
 
 from rlk.bench.timing import peak_bytes
 from rlk.launch import trace
+from rlk.test_support.on_gpu import BACKENDS, normal
 from rlk_rope import multi_axis_rope, multi_axis_rope_qk
-from rlk_rope.test_rope_gpu_batches import (
-    BACKENDS,
-    assert_equal_bits,
-    normal,
-    run,
-    run_qk,
-    tables,
-)
+from rlk_rope.test_rope_gpu_batches import assert_results, run, run_qk, tables
 
 pytestmark = [
     pytest.mark.gpu,
@@ -77,12 +71,12 @@ def test_results_of_every_layout_equal_those_of_contiguous_tensors(
     expected = run(x, dy, cos, sin, **options)
     for layout in LAYOUTS:
         found = run(layout(x), layout(dy), cos, sin, **options)
-        assert_equal_bits(found, expected, layout.__name__)
+        assert_results(found, expected, layout.__name__)
     spread_tables = (
         torch.stack((cos, sin), -1)[..., 0],
         torch.cat((sin, sin), -1)[..., : turned // 2],
     )
-    assert_equal_bits(run(x, dy, *spread_tables, **options), expected, "tables")  # fmt: skip
+    assert_results(run(x, dy, *spread_tables, **options), expected, "tables")  # fmt: skip
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -92,7 +86,7 @@ def test_results_of_repeated_tensors_equal_those_of_their_copies(sizes, backend)
     cos, sin = tables(S, 64)
     copies = [t.contiguous() for t in (x, dy)]
     expected = run(*copies, cos, sin, backend=backend)
-    assert_equal_bits(run(x, dy, cos, sin, backend=backend), expected, str(sizes))
+    assert_results(run(x, dy, cos, sin, backend=backend), expected, str(sizes))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -106,7 +100,7 @@ def test_query_and_key_of_unlike_layouts_equal_two_calls(backend):
     for layout in LAYOUTS:
         for made in ((layout(q), k, layout(dq), dk), (q, layout(k), dq, layout(dk))):
             found = run_qk(*made, cos, sin, **options)
-            assert_equal_bits(found, expected, layout.__name__)
+            assert_results(found, expected, layout.__name__)
 
 
 def extra_bytes(function):
@@ -168,7 +162,7 @@ def test_derivatives_of_every_layout_have_the_bits_of_golden_and_the_second_is_i
             (second,) = torch.autograd.grad(dx, upstream, layout(ddx))
         assert {launch.backend for launch in launches} == {backend}
         found = [t.detach().cpu() for t in (y, dx, second)]
-        assert_equal_bits(found, expected, layout.__name__)
+        assert_results(found, expected, layout.__name__)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -185,4 +179,4 @@ def test_second_derivatives_of_query_and_key_are_the_forward_of_golden(interleav
         outputs = multi_axis_rope_qk(*leaves, *angles, interleaved=interleaved, backend=backend)
         first = torch.autograd.grad(outputs, leaves, upstream, create_graph=True)
         found = torch.autograd.grad(first, upstream, [layout(t) for t in given[2:]])
-        assert_equal_bits([t.cpu() for t in found], expected, layout.__name__)
+        assert_results([t.cpu() for t in found], expected, layout.__name__)

@@ -5,13 +5,13 @@ import pytest
 import torch
 
 from rlk.gates import golden_matrix
+from rlk.test_support.on_gpu import BACKENDS
 from rlk.test_support.recorded_digests import assert_recorded, identity, recorded
 from rlk_rope.multi_axis_rope.operator import OPERATOR as ONE
 from rlk_rope.multi_axis_rope_qk.operator import OPERATOR as TWO
 
 OPERATORS = (ONE, TWO)
 CELLS = [cell for operator in OPERATORS for cell in golden_matrix.cells(operator)]
-BACKENDS = ("cuda", "triton")
 # What a CPU computes again in seconds.
 FEW_COLUMNS = 24
 

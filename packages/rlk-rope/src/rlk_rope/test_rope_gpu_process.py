@@ -11,8 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
+from rlk.test_support.on_gpu import BACKENDS, normal
 from rlk_rope import multi_axis_rope, multi_axis_rope_qk
-from rlk_rope.test_rope_gpu_batches import BACKENDS, assert_equal_bits, normal, run, run_qk, tables
+from rlk_rope.test_rope_gpu_batches import assert_results, run, run_qk, tables
 
 pytestmark = [
     pytest.mark.gpu,
@@ -92,7 +93,7 @@ def test_eight_threads_on_eight_streams_have_the_bits_of_one(backend):
     with ThreadPoolExecutor(THREADS) as pool:
         for runs, single in zip(pool.map(work, calls), expected, strict=True):
             for found in runs:
-                assert_equal_bits(found, single, "among threads")
+                assert_results(found, single, "among threads")
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -105,7 +106,7 @@ def test_call_on_the_second_gpu_leaves_the_first_current(backend):
         found = run(*(t.to("cuda:1") for t in call), backend=backend)
         assert torch.cuda.current_device() == 0
     assert {t.device for t in found} == {torch.device("cuda:1")}
-    assert_equal_bits([t.to("cuda:0") for t in found], expected, "second GPU")
+    assert_results([t.to("cuda:0") for t in found], expected, "second GPU")
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -123,7 +124,7 @@ def test_compiled_call_of_query_and_key_has_the_bits_of_eager(backend):
     leaves = [t.detach().requires_grad_() for t in given[:2]]
     outputs = compiled(*leaves, cos, sin)
     gradients = torch.autograd.grad(outputs, leaves, given[2:])
-    assert_equal_bits((*(t.detach() for t in outputs), *gradients), expected, "compiled")
+    assert_results((*(t.detach() for t in outputs), *gradients), expected, "compiled")
     torch._dynamo.reset()
 
 

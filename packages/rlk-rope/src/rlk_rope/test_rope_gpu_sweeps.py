@@ -4,7 +4,8 @@
 import pytest
 import torch
 
-from rlk_rope.test_rope_gpu_batches import BACKENDS, DEVICE, assert_equal_bits, normal, run, tables
+from rlk.test_support.on_gpu import BACKENDS, DEVICE, normal
+from rlk_rope.test_rope_gpu_batches import assert_results, run, tables
 
 pytestmark = [
     pytest.mark.gpu,
@@ -54,7 +55,7 @@ def test_chunks_of_an_image_and_its_text_equal_the_whole(length, interleaved, ba
         start = length - size // 2 if size < TEXT else 0
         part = slice(start, start + size)
         found = run(x[:, part], dy[:, part], cos[part], sin[part], **options)
-        assert_equal_bits(found, [t[:, part] for t in whole], f"{size} tokens from {start}")
+        assert_results(found, [t[:, part] for t in whole], f"{size} tokens from {start}")
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -64,14 +65,14 @@ def test_samples_alone_permuted_and_padded_equal_those_of_a_batch(backend):
     whole = run(x, dy, cos, sin, backend=backend)
     order = torch.tensor([2, 0, 3, 1], device=DEVICE)
     permuted = run(x[order], dy[order], cos[order], sin[order], backend=backend)
-    assert_equal_bits(permuted, [t[order] for t in whole], "permuted")
+    assert_results(permuted, [t[order] for t in whole], "permuted")
     for b in range(4):
         alone = run(x[b : b + 1], dy[b : b + 1], cos[b], sin[b], backend=backend)
-        assert_equal_bits(alone, [t[b : b + 1] for t in whole], f"sample {b}")
+        assert_results(alone, [t[b : b + 1] for t in whole], f"sample {b}")
     for left in (True, False):
         found = run(*(padded(t, left) for t in (x, dy, cos, sin)), backend=backend)
         kept = slice(PADDING, None) if left else slice(1000)
-        assert_equal_bits([t[:, kept] for t in found], whole, f"padded, left={left}")
+        assert_results([t[:, kept] for t in found], whole, f"padded, left={left}")
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -83,7 +84,7 @@ def test_qwen3_next_heads_of_every_boundary_length_equal_the_longest(backend):
     whole = run(x, dy, cos, sin, **options)
     for size in CHUNKS:
         found = run(x[:, :size], dy[:, :size], cos[:size], sin[:size], **options)
-        assert_equal_bits(found, [t[:, :size] for t in whole], f"{size} tokens")
+        assert_results(found, [t[:, :size] for t in whole], f"{size} tokens")
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -100,4 +101,4 @@ def test_more_elements_than_32_bits_count_equal_their_halves(columns_first, back
     for part in (slice(0, half), slice(half, length)):
         copy = x[:, part].contiguous()
         y, _ = run(copy, copy[:, :1, :1, :1].expand_as(copy), cos[part], sin[part], backend=backend)
-        assert_equal_bits([y], [whole[:, part]], str(part))
+        assert_results([y], [whole[:, part]], str(part))
