@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from rlk.compare import assert_same_bits
+from rlk.test_support.layouts import columns_first, narrow, narrow_misaligned, shifted, spread
 from rlk.test_support.on_gpu import BACKENDS, assert_equal_bits
 from rlk_qwen3next.test_norm_agreement import underflowing
 from rlk_qwen3next.test_norm_gpu_batches import random_batch
@@ -22,36 +23,7 @@ LENGTHS = (96, 129, 256, 2048, 2056, 8200)
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
-def shifted(t):
-    """Contiguous, one element past an aligned address."""
-    memory = torch.empty(t.numel() + 1, dtype=t.dtype, device=t.device)
-    return memory[1:].view(t.shape).copy_(t)
-
-
-def spread(t):
-    """Every other element along the last axis."""
-    memory = torch.empty(*t.shape[:-1], 2 * t.shape[-1], dtype=t.dtype, device=t.device)
-    return memory[..., ::2].copy_(t)
-
-
-def narrow(t):
-    """A part of a wider tensor, as from `cat` or a packed projection."""
-    memory = torch.empty(*t.shape[:-1], t.shape[-1] + 8, dtype=t.dtype, device=t.device)
-    return memory[..., : t.shape[-1]].copy_(t)
-
-
-def narrow_misaligned(t):
-    """The same, where rows begin at odd addresses."""
-    memory = torch.empty(*t.shape[:-1], t.shape[-1] + 3, dtype=t.dtype, device=t.device)
-    return memory[..., 3:].copy_(t)
-
-
-def transposed(t):
-    """The last axis outermost."""
-    return t.t().contiguous().t() if t.dim() > 1 else t
-
-
-LAYOUTS = (shifted, spread, narrow, narrow_misaligned, transposed)
+LAYOUTS = (shifted, spread, narrow, narrow_misaligned, columns_first)
 
 
 def arranged(batch, layout, only=None):

@@ -15,6 +15,8 @@ import torch
 from rlk import contract, use_backend
 from rlk.bench.timing import peak_bytes
 from rlk.gates.casts import cast_to
+from rlk.gates.layout import transposed
+from rlk.test_support.layouts import shifted, spread
 from rlk.test_support.on_gpu import DEVICE, assert_equal_bits
 from rlk_qwenimage import ModulationLinear
 from rlk_qwenimage.adaln_mod_projection.operator import OPERATOR
@@ -240,27 +242,9 @@ def test_any_layout_has_the_bits_of_contiguous_tensors(dtype, backend):
     made = batch("final", dtype, 37)
     expected = run(made, backend)
     shapes = {"temb": made.temb, "weight": made.weight, "bias": made.bias, "dmod": made.dmod}
-    for name, change in product(shapes, (shifted, every_second, transposed)):
+    for name, change in product(shapes, (shifted, spread, transposed)):
         moved = Batch(**{**shapes, name: change(shapes[name])})
         require_all(run(moved, backend), expected, RESULTS, f"{change.__name__} {name}")
-
-
-def shifted(tensor):
-    """Contiguous, one element off any alignment."""
-    memory = tensor.new_empty(tensor.numel() + 1)
-    view = memory[1:].view(tensor.shape)
-    return view.copy_(tensor)
-
-
-def every_second(tensor):
-    """Every second element of a buffer twice as long."""
-    view = tensor.new_empty(*tensor.shape[:-1], 2 * tensor.shape[-1])[..., ::2]
-    return view.copy_(tensor)
-
-
-def transposed(tensor):
-    """First axis innermost."""
-    return tensor.t().contiguous().t() if tensor.dim() == 2 else every_second(tensor)
 
 
 @every_backend

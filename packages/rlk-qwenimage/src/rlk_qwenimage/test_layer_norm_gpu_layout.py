@@ -4,6 +4,7 @@
 import pytest
 import torch
 
+from rlk.test_support.layouts import columns_first, narrow, narrow_misaligned, shifted, spread
 from rlk.test_support.on_gpu import BACKENDS, DEVICE
 from rlk_qwenimage import layer_norm_modulate
 from rlk_qwenimage.test_layer_norm_gpu_batches import assert_results, random_batch, results
@@ -19,30 +20,6 @@ LENGTHS = (96, 129, 512, 2048, 3072, 4104, 8200)
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
-def shifted(t):
-    """Contiguous, one element past an aligned address."""
-    memory = torch.empty(t.numel() + 1, dtype=t.dtype, device=t.device)
-    return memory[1:].view(t.shape).copy_(t)
-
-
-def spread(t):
-    """Every other element along the last axis."""
-    memory = torch.empty(*t.shape[:-1], 2 * t.shape[-1], dtype=t.dtype, device=t.device)
-    return memory[..., ::2].copy_(t)
-
-
-def narrow(t):
-    """A part of a wider tensor, as from `cat` or a packed projection."""
-    memory = torch.empty(*t.shape[:-1], t.shape[-1] + 8, dtype=t.dtype, device=t.device)
-    return memory[..., : t.shape[-1]].copy_(t)
-
-
-def narrow_misaligned(t):
-    """The same, where rows begin at odd addresses."""
-    memory = torch.empty(*t.shape[:-1], t.shape[-1] + 3, dtype=t.dtype, device=t.device)
-    return memory[..., 3:].copy_(t)
-
-
 def tokens_first(t):
     """Samples and tokens in the other order in memory."""
     return t.transpose(0, 1).contiguous().transpose(0, 1)
@@ -54,11 +31,6 @@ def odd_samples(t):
     memory = torch.empty(len(t) * per_sample, dtype=t.dtype, device=t.device)
     strides = (per_sample, *t[0].contiguous().stride())
     return memory.as_strided(t.shape, strides).copy_(t)
-
-
-def columns_first(t):
-    """The last axis outermost."""
-    return t.movedim(-1, 0).contiguous().movedim(0, -1)
 
 
 LAYOUTS = (shifted, spread, narrow, narrow_misaligned, tokens_first, odd_samples, columns_first)

@@ -6,6 +6,7 @@ import torch
 
 from rlk.bench.timing import peak_bytes
 from rlk.launch import trace
+from rlk.test_support.layouts import columns_first, narrow, shifted, spread
 from rlk.test_support.on_gpu import BACKENDS, normal
 from rlk_rope import multi_axis_rope, multi_axis_rope_qk
 from rlk_rope.test_rope_gpu_batches import assert_results, run, run_qk, tables
@@ -21,38 +22,14 @@ SIZES = ((24, 128, 128), (2, 256, 64), (5, 48, 32), (3, 130, 130), (1, 24, 24))
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
-def empty(*shape, like):
-    return torch.empty(shape, dtype=like.dtype, device=like.device)
-
-
 def packed(x):
     """One of query, key and value of a fused projection."""
-    return empty(B, S, 3, *x.shape[2:], like=x)[:, :, 1].copy_(x)
+    return x.new_empty(B, S, 3, *x.shape[2:])[:, :, 1].copy_(x)
 
 
 def heads_first(x):
     """BSHD view of [B, H, S, D]."""
     return x.transpose(1, 2).contiguous().transpose(1, 2)
-
-
-def spread(x):
-    """Every other element of the head."""
-    return empty(*x.shape[:-1], 2 * x.shape[-1], like=x)[..., ::2].copy_(x)
-
-
-def columns_first(x):
-    """The head's columns outermost."""
-    return x.permute(3, 0, 1, 2).contiguous().permute(1, 2, 3, 0)
-
-
-def shifted(x):
-    """Contiguous, one element past an aligned address."""
-    return empty(x.numel() + 1, like=x)[1:].view(x.shape).copy_(x)
-
-
-def narrow(x):
-    """A part of wider heads, aligned where D is."""
-    return empty(*x.shape[:-1], x.shape[-1] + 8, like=x)[..., : x.shape[-1]].copy_(x)
 
 
 LAYOUTS = (packed, heads_first, spread, columns_first, shifted, narrow)

@@ -6,6 +6,7 @@ import torch
 
 from rlk import dispatch, trace
 from rlk.compare import assert_same_bits
+from rlk.test_support.layouts import columns_first, shifted, spread
 from rlk_rope import multi_axis_rope
 from rlk_rope.multi_axis_rope import golden
 from rlk_rope.multi_axis_rope.operator import OPERATOR
@@ -22,21 +23,6 @@ def packed(x):
 def heads_first(x):
     """BSHD view of [B, H, S, D]: no single stride describes its tokens."""
     return x.transpose(1, 2).contiguous().transpose(1, 2)
-
-
-def spread(x):
-    """Every other element of the head."""
-    return torch.empty(*x.shape[:-1], 2 * D, dtype=x.dtype)[..., ::2].copy_(x)
-
-
-def columns_first(x):
-    """The head's columns outermost."""
-    return x.permute(3, 0, 1, 2).contiguous().permute(1, 2, 3, 0)
-
-
-def shifted(x):
-    """Contiguous, one element past an aligned address."""
-    return torch.empty(x.numel() + 1, dtype=x.dtype)[1:].view(x.shape).copy_(x)
 
 
 def narrow(x):
