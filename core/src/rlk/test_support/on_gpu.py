@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What tests of large batches share: values made on a GPU, and a comparison that stays there."""
 
+from collections.abc import Callable
+
 import torch
 
 from rlk.compare import assert_same_bits
@@ -13,10 +15,19 @@ SEARCHED = 1 << 28
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-def normal(*shape: int, dtype: torch.dtype = BF16, seed: int = 0) -> torch.Tensor:
-    """Random values made on the GPU."""
+def draws(dtype: torch.dtype = BF16, seed: int = 0) -> Callable[..., torch.Tensor]:
+    """What makes normal values of a shape on the GPU, others each time."""
     generator = torch.Generator(DEVICE).manual_seed(seed)
-    return torch.randn(*shape, generator=generator, device=DEVICE, dtype=dtype)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator, device=DEVICE, dtype=dtype)
+
+    return normal
+
+
+def normal(*shape: int, dtype: torch.dtype = BF16, seed: int = 0) -> torch.Tensor:
+    """Normal values made on the GPU, the same each time."""
+    return draws(dtype, seed)(*shape)
 
 
 def assert_equal_bits(actual: torch.Tensor, expected: torch.Tensor, what: str) -> None:

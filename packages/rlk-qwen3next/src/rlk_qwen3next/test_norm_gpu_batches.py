@@ -7,16 +7,12 @@ import torch
 
 from rlk.gates.inputs import Fixture, default_scalars
 from rlk.reduce import exact_sum
-from rlk.test_support.on_gpu import BF16, DEVICE, assert_equal_bits
+from rlk.test_support.on_gpu import BF16, assert_equal_bits, draws
 
 
 def random_batch(norm, rows, n, *, dtype=BF16, seed=0) -> Fixture:
     """Normal inputs [rows, n] made on the GPU, a weight around 1, and upstream gradients."""
-    generator = torch.Generator(DEVICE).manual_seed(seed)
-
-    def normal(*shape):
-        return torch.randn(*shape, generator=generator, device=DEVICE, dtype=dtype)
-
+    normal = draws(dtype, seed)
     inputs = {t.name: normal(rows, n) for t in norm.operator.inputs if t.has_rows}
     inputs["weight"] = normal(n) * 0.5 + 1.0
     ordered = {t.name: inputs[t.name] for t in norm.operator.inputs}

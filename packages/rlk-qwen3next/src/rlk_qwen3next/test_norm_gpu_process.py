@@ -1,18 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Norms among other work on a GPU: graph captures, streams, threads, devices, memory, the host."""
 
-import os
-import subprocess
-import sys
-import threading
-import time
-from concurrent.futures import ThreadPoolExecutor
-
 import pytest
 import torch
 
 from rlk.bench.timing import held_bytes, peak_bytes
 from rlk.parts import tensors_in
+from rlk.test_support.gpu_process import (
+    THREADS,
+    assert_passes_in_fresh_process,
+    assert_threads_have_bits_of_one,
+    report_host_time,
+)
 from rlk.test_support.on_gpu import BACKENDS, assert_equal_bits
 from rlk_qwen3next.test_norm_gpu_batches import random_batch, row_tensors
 
@@ -26,20 +25,16 @@ pytestmark = [
 NAMES = ("rms_norm_gated", "rms_norm", "qwen3_next_rms_norm")
 # The variants share a process, which takes longer to start than they take.
 CAPTURED = (*NAMES, "rms_norm_residual+rms_norm_vllm+rms_norm_residual_vllm")
-THREADS = 8
-REPEATS = 20
-# Calls over which the host's time is taken.
-CALLS = 300
 
-# The first call of a process, forward and backward, is captured; replays must have the bits of
-# an eager call that comes after. Of several norms, each in turn: its kernels are first met there.
+# The first call of a process, forward and backward, is captured. Of several norms, each in turn:
+# its kernels are first met there.
 CAPTURE = """
 import sys, torch, rlk_qwen3next
+from rlk.test_support.gpu_process import assert_replays_have_eager_bits
+from rlk.test_support.on_gpu import draws
 names, backend = sys.argv[1].split("+"), sys.argv[2]
-generator = torch.Generator("cuda").manual_seed(1)
-def normal(*shape):
-    return torch.randn(*shape, generator=generator, device="cuda", dtype=torch.bfloat16)
-def run(norm, leaves, upstream):
+normal = draws(seed=1)
+def run():
     outputs = norm(*leaves, backend=backend)
     outputs = outputs if isinstance(outputs, tuple) else (outputs,)
     return *outputs, *torch.autograd.grad(outputs, leaves, upstream)
@@ -49,22 +44,8 @@ for name in names:
     leaves = [normal(300, 128).requires_grad_() for _ in range(count)]
     leaves.append(normal(128).requires_grad_())
     upstream = [normal(300, 128) for _ in range(2 if summed else 1)]
-    graph = torch.cuda.CUDAGraph()
-    torch.cuda.synchronize()
-    with torch.cuda.graph(graph):
-        captured = run(norm, leaves, upstream)
-    with torch.no_grad():
-        for tensor in (*leaves, *upstream):
-            tensor.copy_(normal(*tensor.shape))
-    for _ in range(3):
-        for tensor in captured:
-            tensor.detach().fill_(7)
-        graph.replay()
-    eager = run(norm, leaves, upstream)
-    same = [torch.equal(c.view(torch.int16), e.view(torch.int16)) for c, e in zip(captured, eager)]
-    print(name, same)
-    if len(same) != len(eager) or not all(same):
-        sys.exit(1)
+    print(name)
+    assert_replays_have_eager_bits(run, (*leaves, *upstream), normal)
 """
 
 
@@ -76,34 +57,18 @@ def norm(request):
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", CAPTURED)
 def test_first_call_of_a_process_in_a_capture_replays_its_bits(name, backend):
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    done = subprocess.run(
-        [sys.executable, "-c", CAPTURE, name, backend],
-        env=environment, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+    assert_passes_in_fresh_process(CAPTURE, name, backend)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_eight_threads_on_eight_streams_have_the_bits_of_one(norm, backend):
     batches = [random_batch(norm, 3001, 256, seed=seed) for seed in range(THREADS)]
-    expected = [norm.results(batch, backend) for batch in batches]
-    torch.cuda.synchronize()
-    together = threading.Barrier(THREADS)
 
-    def work(batch):
-        stream = torch.cuda.Stream()
-        together.wait()
-        with torch.cuda.stream(stream):
-            runs = [norm.results(batch, backend) for _ in range(REPEATS)]
-        stream.synchronize()
-        return runs
+    def compare(found, expected):
+        for name, tensor in expected.items():
+            assert_equal_bits(found[name], tensor, name)
 
-    with ThreadPoolExecutor(THREADS) as pool:
-        for runs, single in zip(pool.map(work, batches), expected, strict=True):
-            for run in runs:
-                for name, tensor in single.items():
-                    assert_equal_bits(run[name], tensor, name)
+    assert_threads_have_bits_of_one(lambda batch: norm.results(batch, backend), batches, compare)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -157,16 +122,4 @@ def test_host_time_of_an_eager_call_is_reported(norm, backend, gradients, record
         y = norm.call(leaves, backend)
         return torch.autograd.grad(y, leaves, dy) if gradients else y
 
-    for _ in range(REPEATS):
-        call()
-    torch.cuda.synchronize()
-    times = []
-    for _ in range(CALLS):
-        start = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - start)
-    torch.cuda.synchronize()
-    median = sorted(times)[CALLS // 2] * 1e6
-    record_property("host_us", median)
-    print(f"{norm.name} {backend} gradients={gradients}: {median:.1f} us on the host")
-    assert median > 0
+    report_host_time(call, f"{norm.name} {backend} gradients={gradients}", record_property)

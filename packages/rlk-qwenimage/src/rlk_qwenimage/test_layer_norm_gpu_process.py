@@ -1,17 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """layer_norm_modulate among other work on a GPU: captures, streams, devices, memory, the host."""
 
-import os
-import subprocess
-import sys
-import threading
-import time
-from concurrent.futures import ThreadPoolExecutor
-
 import pytest
 import torch
 
 from rlk.bench.timing import peak_bytes
+from rlk.test_support.gpu_process import (
+    THREADS,
+    assert_passes_in_fresh_process,
+    assert_threads_have_bits_of_one,
+    report_host_time,
+)
 from rlk.test_support.on_gpu import BACKENDS, assert_equal_bits
 from rlk_qwenimage import layer_norm_modulate
 from rlk_qwenimage.test_layer_norm_gpu_batches import assert_results, random_batch, results, train
@@ -23,72 +22,38 @@ pytestmark = [
     pytest.mark.xdist_group("layer_norm_process"),
 ]
 
-THREADS = 8
-REPEATS = 20
-# Calls over which the host's time is taken.
-CALLS = 300
 
-# The first call of a process, forward and backward, is captured; replays must have the bits of
-# an eager call that comes after.
+# The first call of a process, forward and backward, is captured.
 CAPTURE = """
 import sys, torch
+from rlk.test_support.gpu_process import assert_replays_have_eager_bits
+from rlk.test_support.on_gpu import draws
 from rlk_qwenimage import layer_norm_modulate
 backend, samples, tokens = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-generator = torch.Generator("cuda").manual_seed(1)
-def normal(*shape):
-    return torch.randn(*shape, generator=generator, device="cuda", dtype=torch.bfloat16)
+normal = draws(seed=1)
 x, dout = normal(samples, tokens, 3072), normal(samples, tokens, 3072)
 leaves = [t.requires_grad_() for t in (x, normal(samples, 3072), normal(samples, 3072))]
-graph = torch.cuda.CUDAGraph()
-torch.cuda.synchronize()
-with torch.cuda.graph(graph):
+def run():
     out = layer_norm_modulate(*leaves, backend=backend)
-    captured = out, *torch.autograd.grad(out, leaves, dout)
-with torch.no_grad():
-    for tensor in (*leaves, dout):
-        tensor.copy_(normal(*tensor.shape))
-for _ in range(3):
-    for tensor in captured:
-        tensor.detach().fill_(7)
-    graph.replay()
-out = layer_norm_modulate(*leaves, backend=backend)
-eager = out, *torch.autograd.grad(out, leaves, dout)
-same = [torch.equal(c.view(torch.int16), e.view(torch.int16)) for c, e in zip(captured, eager)]
-print(same)
-sys.exit(0 if all(same) else 1)
+    return out, *torch.autograd.grad(out, leaves, dout)
+assert_replays_have_eager_bits(run, (*leaves, dout), normal)
 """
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(("samples", "tokens"), [(1, 600), (300, 3)])
 def test_first_call_of_a_process_in_a_capture_replays_its_bits(samples, tokens, backend):
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    done = subprocess.run(
-        [sys.executable, "-c", CAPTURE, backend, str(samples), str(tokens)],
-        env=environment, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+    assert_passes_in_fresh_process(CAPTURE, backend, samples, tokens)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_eight_threads_on_eight_streams_have_the_bits_of_one(backend):
     batches = [random_batch(2, 501, 3072, seed=seed) for seed in range(THREADS)]
-    expected = [results(batch, backend) for batch in batches]
-    torch.cuda.synchronize()
-    together = threading.Barrier(THREADS)
 
-    def work(batch):
-        stream = torch.cuda.Stream()
-        together.wait()
-        with torch.cuda.stream(stream):
-            runs = [results(batch, backend) for _ in range(REPEATS)]
-        stream.synchronize()
-        return runs
+    def compare(found, expected):
+        assert_results(found, expected, "among threads")
 
-    with ThreadPoolExecutor(THREADS) as pool:
-        for runs, single in zip(pool.map(work, batches), expected, strict=True):
-            for run in runs:
-                assert_results(run, single, "among threads")
+    assert_threads_have_bits_of_one(lambda batch: results(batch, backend), batches, compare)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -140,16 +105,4 @@ def test_host_time_of_an_eager_call_is_reported(backend, gradients, record_prope
         out = layer_norm_modulate(*leaves, backend=backend)
         return torch.autograd.grad(out, leaves, batch["dout"]) if gradients else out
 
-    for _ in range(REPEATS):
-        call()
-    torch.cuda.synchronize()
-    times = []
-    for _ in range(CALLS):
-        start = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - start)
-    torch.cuda.synchronize()
-    median = sorted(times)[CALLS // 2] * 1e6
-    record_property("host_us", median)
-    print(f"{backend} gradients={gradients}: {median:.1f} us on the host")
-    assert median > 0
+    report_host_time(call, f"{backend} gradients={gradients}", record_property)

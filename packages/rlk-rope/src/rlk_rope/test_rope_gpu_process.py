@@ -1,16 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rotary embeddings among other work on a GPU: captures, streams, threads, devices, the host."""
 
-import os
-import subprocess
-import sys
-import threading
-import time
-from concurrent.futures import ThreadPoolExecutor
-
 import pytest
 import torch
 
+from rlk.test_support.gpu_process import (
+    THREADS,
+    assert_passes_in_fresh_process,
+    assert_threads_have_bits_of_one,
+    report_host_time,
+)
 from rlk.test_support.on_gpu import BACKENDS, normal
 from rlk_rope import multi_axis_rope, multi_axis_rope_qk
 from rlk_rope.test_rope_gpu_batches import assert_results, run, run_qk, tables
@@ -22,22 +21,17 @@ pytestmark = [
     pytest.mark.xdist_group("rope_process"),
 ]
 
-THREADS = 8
-REPEATS = 20
-# Calls over which the host's time is taken.
-CALLS = 300
 
-# The first call of a process, forward and backward, is captured; replays must have the bits of
-# an eager call that comes after.
+# The first call of a process, forward and backward, is captured.
 CAPTURE = """
 import sys, torch, rlk_rope
+from rlk.test_support.gpu_process import assert_replays_have_eager_bits
+from rlk.test_support.on_gpu import draws
 backend, second = sys.argv[1], sys.argv[2] == "second"
-generator = torch.Generator("cuda").manual_seed(1)
-def normal(*shape):
-    return torch.randn(*shape, generator=generator, device="cuda", dtype=torch.bfloat16)
+normal = draws(seed=1)
 qkv, dq, dk = normal(2, 77, 3, 24, 128), normal(2, 77, 24, 128), normal(2, 77, 24, 128)
 q, k = (qkv[:, :, i].detach().requires_grad_() for i in (0, 1))
-angles = torch.rand(77, 64, generator=generator, device="cuda")
+angles = normal(77, 64).float()
 cos, sin = angles.cos(), angles.sin()
 dq.requires_grad_(second)
 def train():
@@ -46,54 +40,25 @@ def train():
     gradients = torch.autograd.grad(outputs, (q, k), (dq, dk), create_graph=second)
     more = torch.autograd.grad(gradients[0], dq, dk) if second else ()
     return *outputs, one, *gradients, *more
-graph = torch.cuda.CUDAGraph()
-torch.cuda.synchronize()
-with torch.cuda.graph(graph):
-    captured = train()
-with torch.no_grad():
-    for tensor in (qkv, dq, dk):
-        tensor.copy_(normal(*tensor.shape))
-for _ in range(3):
-    for tensor in captured:
-        tensor.detach().fill_(7)
-    graph.replay()
-same = [torch.equal(c.view(torch.int16), e.view(torch.int16)) for c, e in zip(captured, train())]
-print(same)
-sys.exit(0 if all(same) else 1)
+assert_replays_have_eager_bits(train, (qkv, dq, dk), normal)
 """
 
 
 @pytest.mark.parametrize("order", ["first", "second"])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_first_call_of_a_process_in_a_capture_replays_its_bits(backend, order):
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    done = subprocess.run(
-        [sys.executable, "-c", CAPTURE, backend, order],
-        env=environment, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+    assert_passes_in_fresh_process(CAPTURE, backend, order)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_eight_threads_on_eight_streams_have_the_bits_of_one(backend):
     calls = [(normal(2, 501, 24, 128, seed=s), normal(2, 501, 24, 128, seed=s + 50),
               *tables(501, 64, seed=s)) for s in range(THREADS)]  # fmt: skip
-    expected = [run(*call, backend=backend) for call in calls]
-    torch.cuda.synchronize()
-    together = threading.Barrier(THREADS)
 
-    def work(call):
-        stream = torch.cuda.Stream()
-        together.wait()
-        with torch.cuda.stream(stream):
-            runs = [run(*call, backend=backend) for _ in range(REPEATS)]
-        stream.synchronize()
-        return runs
+    def compare(found, expected):
+        assert_results(found, expected, "among threads")
 
-    with ThreadPoolExecutor(THREADS) as pool:
-        for runs, single in zip(pool.map(work, calls), expected, strict=True):
-            for found in runs:
-                assert_results(found, single, "among threads")
+    assert_threads_have_bits_of_one(lambda call: run(*call, backend=backend), calls, compare)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -138,16 +103,4 @@ def test_host_time_of_an_eager_call_is_reported(backend, gradients, record_prope
         y = multi_axis_rope(x, cos, sin, backend=backend)
         return torch.autograd.grad(y, x, dy) if gradients else y
 
-    for _ in range(REPEATS):
-        call()
-    torch.cuda.synchronize()
-    times = []
-    for _ in range(CALLS):
-        start = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - start)
-    torch.cuda.synchronize()
-    median = sorted(times)[CALLS // 2] * 1e6
-    record_property("host_us", median)
-    print(f"{backend} gradients={gradients}: {median:.1f} us on the host")
-    assert median > 0
+    report_host_time(call, f"{backend} gradients={gradients}", record_property)
