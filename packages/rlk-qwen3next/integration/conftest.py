@@ -4,6 +4,9 @@
 import pytest
 import torch
 
+from rlk.test_support.patched_models import Patching
+from rlk_qwen3next import patch, unpatch
+
 
 def build_model(**options):
     """The model in FP32, with norm weights away from their initial 0 and 1."""
@@ -51,3 +54,9 @@ def results():
 @pytest.fixture
 def model():
     return build_model()
+
+
+@pytest.fixture
+def patching():
+    """Our functions and this model."""
+    return Patching(patch, unpatch, build_model, outputs_and_gradients)

@@ -8,7 +8,7 @@ import torch
 
 import rlk
 from rlk.compare import assert_same_bits
-from rlk_qwen3next import patch, unpatch
+from rlk_qwen3next import patch
 
 pytestmark = [
     pytest.mark.gpu,
@@ -58,7 +58,7 @@ def test_patched_model_on_a_gpu_has_the_bits_of_the_cpu_at_every_site(build, res
                 assert_same_bits(actual.cpu(), wanted, f"{site.path} on {backend}")
 
 
-def test_unpatched_model_on_a_gpu_has_its_own_bits_again(build):
+def test_unpatched_model_on_a_gpu_has_its_own_bits_again(patching, build):
     model = build().cuda().bfloat16().eval()
     ids = torch.arange(46, device="cuda").reshape(2, 23)
 
@@ -66,15 +66,7 @@ def test_unpatched_model_on_a_gpu_has_its_own_bits_again(build):
         with torch.no_grad():
             return model(ids).logits
 
-    original, again = logits(), logits()
-    assert_same_bits(again, original)
-    patch(model)
-    patched = logits()
-    assert not torch.equal(patched, original)
-    unpatch(model)
-    assert_same_bits(logits(), original)
-    patch(model)
-    assert_same_bits(logits(), patched)
+    patching.assert_bits_come_and_go(model, logits)
 
 
 def test_patched_model_compiled_on_a_gpu_keeps_the_bits_of_its_norms():

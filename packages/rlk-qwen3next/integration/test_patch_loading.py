@@ -7,27 +7,13 @@ from safetensors import safe_open
 from transformers import Qwen3NextForCausalLM
 
 from rlk.compare import assert_same_bits
+from rlk.test_support.patched_models import assert_same_state
 from rlk_qwen3next import patch
 
 
-def assert_same_state(actual, expected):
-    assert list(actual) == list(expected)
-    for name in expected:
-        assert_same_bits(actual[name], expected[name], name)
-
-
 @pytest.mark.parametrize("patched", ["the saved one", "the loaded one", "both"])
-def test_state_dict_strict_loading_works_both_ways(build, patched):
-    source, target = build(), build()
-    if patched != "the loaded one":
-        patch(source)
-    if patched != "the saved one":
-        patch(target)
-    with torch.no_grad():
-        for parameter in target.parameters():
-            parameter.add_(1)
-    target.load_state_dict(source.state_dict(), strict=True)
-    assert_same_state(target.state_dict(), build().state_dict())
+def test_state_dict_strict_loading_works_both_ways(patching, patched):
+    patching.assert_state_dict_loads(patched)
 
 
 def test_checkpoint_in_shards_saved_patched_loads_and_computes_the_same(build, tmp_path):

@@ -21,22 +21,9 @@ from rlk.test_support.patched_models import (
 from rlk_qwen3next import patch, unpatch
 
 
-def patched_results(build, results):
-    model = build()
-    patch(model)
-    return results(model)
-
-
 @DUPLICATES
-def test_patched_model_copy_is_patched_and_can_be_unpatched(model, results, duplicate):
-    original = results(model)
-    patch(model)
-    expected = results(model)
-    twin = duplicate(model)
-    assert_same_results(results(twin), expected)
-    unpatch(twin)
-    assert_same_results(results(twin), original)
-    assert_same_results(results(model), expected)
+def test_patched_model_copy_is_patched_and_can_be_unpatched(patching, duplicate):
+    patching.assert_copy_is_patched(duplicate)
 
 
 def test_patch_modules_parameters_and_flags_are_the_same_objects(model):
@@ -142,20 +129,13 @@ def hook(model):
             add_hook_to_module(module, AlignDevicesHook("cpu", io_same_device=True))
 
 
-@pytest.mark.parametrize("order", ["hook first", "patch first"])
-def test_patch_beside_hooks_of_accelerate_takes_effect_and_ends(build, results, order):
-    model, hooked = build(), build()
-    hook(hooked)
-    original, patched = results(hooked), patched_results(build, results)
-    for step in (hook, patch) if order == "hook first" else (patch, hook):
-        step(model)
-    assert patch(model).changed == ()
-    assert_same_results(results(model), patched)
-    unpatch(model)
-    assert_same_results(results(model), original)
-    patch(model)
+def unhook(model):
     remove_hook_from_module(model, recurse=True)
-    assert_same_results(results(model), patched)
+
+
+@pytest.mark.parametrize("order", ["hook first", "patch first"])
+def test_patch_beside_hooks_of_accelerate_takes_effect_and_ends(patching, build, results, order):
+    model = patching.unhooked(hook, unhook, order)
     unpatch(model)
     assert_same_results(results(model), results(build()))
 
@@ -170,7 +150,7 @@ def shard(model):
 
 @pytest.mark.parametrize("order", ["shard first", "patch first"])
 @one_rank()
-def test_patch_norms_sharded_on_their_own_stay_sharded(build, results, order):
+def test_patch_norms_sharded_on_their_own_stay_sharded(patching, build, results, order):
     model, sharded = build(), build()
     shard(sharded)
     for step in (shard, patch) if order == "shard first" else (patch, shard):
@@ -178,7 +158,7 @@ def test_patch_norms_sharded_on_their_own_stay_sharded(build, results, order):
     norms = [m for m in model.modules() if isinstance(m, theirs.Qwen3NextRMSNorm)]
     assert all(isinstance(norm, FSDPModule) for norm in norms)
 
-    assert_same_results(whole(results(model)), patched_results(build, results))
+    assert_same_results(whole(results(model)), patching.patched_results())
     assert patch(model).changed == ()
     assert len(unpatch(model).changed) == 14
     assert all(isinstance(norm, FSDPModule) for norm in norms)

@@ -7,6 +7,8 @@ import pytest
 import torch
 
 from rlk.contract import load
+from rlk.test_support.patched_models import Patching
+from rlk_qwenimage import patch, unpatch
 
 GRID = (1, 3, 4)
 TEXT = 5
@@ -88,3 +90,9 @@ def results():
 @pytest.fixture
 def model():
     return build_model()
+
+
+@pytest.fixture
+def patching():
+    """Our functions and this model."""
+    return Patching(patch, unpatch, build_model, outputs_and_gradients)

@@ -10,7 +10,7 @@ import torch
 
 import rlk
 from rlk.compare import assert_same_bits
-from rlk_qwenimage import ModulationLinear, patch, unpatch
+from rlk_qwenimage import ModulationLinear, patch
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 
@@ -67,22 +67,14 @@ def test_patched_model_on_a_gpu_has_the_same_bits_on_both_backends(build, record
                 assert_same_bits(found.cpu(), golden[name], what)
 
 
-def test_unpatched_model_on_a_gpu_has_its_own_bits_again(build, arguments):
+def test_unpatched_model_on_a_gpu_has_its_own_bits_again(patching, build, arguments):
     model = build().cuda().bfloat16().eval()
 
     def sample():
         with torch.no_grad():
             return model(**arguments(model)).sample
 
-    original, again = sample(), sample()
-    assert_same_bits(again, original)
-    patch(model)
-    patched = sample()
-    assert not torch.equal(patched, original)
-    unpatch(model)
-    assert_same_bits(sample(), original)
-    patch(model)
-    assert_same_bits(sample(), patched)
+    patching.assert_bits_come_and_go(model, sample)
 
 
 def test_patched_layer_compiled_on_a_gpu_keeps_its_bits():

@@ -9,32 +9,13 @@ from diffusers import QwenImageTransformer2DModel
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from rlk.compare import assert_same_bits
+from rlk.test_support.patched_models import assert_same_results, assert_same_state, spoil
 from rlk_qwenimage import patch, unpatch
 
 
-def assert_same_state(actual, expected):
-    assert list(actual) == list(expected)
-    for name in expected:
-        assert_same_bits(actual[name], expected[name], name)
-
-
-def spoil(model):
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(1)
-
-
 @pytest.mark.parametrize("patched", ["the saved one", "the loaded one", "both"])
-def test_state_dict_strict_loading_works_both_ways(build, patched):
-    source, target = build(), build()
-    if patched != "the loaded one":
-        patch(source)
-    if patched != "the saved one":
-        patch(target)
-    spoil(target)
-    target.load_state_dict(source.state_dict(), strict=True)
-    assert_same_state(target.state_dict(), build().state_dict())
+def test_state_dict_strict_loading_works_both_ways(patching, patched):
+    patching.assert_state_dict_loads(patched)
 
 
 @pytest.mark.parametrize("order", ["load first", "patch first"])
@@ -51,8 +32,7 @@ def test_safetensors_file_loads_strictly_before_and_after_patching(build, result
     steps.insert(order == "load first", lambda: patch(target))
     for step in steps:
         step()
-    for name, tensor in results(target).items():
-        assert_same_bits(tensor, expected[name], name)
+    assert_same_results(results(target), expected)
 
 
 def test_checkpoint_in_shards_saved_patched_loads_and_computes_the_same(build, results, tmp_path):
@@ -77,8 +57,7 @@ def test_checkpoint_in_shards_saved_patched_loads_and_computes_the_same(build, r
     for function, wanted in ((None, original), (patch, expected), (unpatch, original)):
         if function:
             function(loaded)
-        for name, tensor in results(loaded).items():
-            assert_same_bits(tensor, wanted[name], name)
+        assert_same_results(results(loaded), wanted)
 
 
 def test_checkpoint_in_bfloat16_keeps_its_dtype_when_patched(build, arguments, tmp_path):

@@ -24,22 +24,9 @@ from rlk_qwenimage import patch, unpatch
 SITES = 18
 
 
-def patched_results(build, results):
-    model = build()
-    patch(model)
-    return results(model)
-
-
 @DUPLICATES
-def test_patched_model_copy_is_patched_and_can_be_unpatched(model, results, duplicate):
-    original = results(model)
-    patch(model)
-    expected = results(model)
-    twin = duplicate(model)
-    assert_same_results(results(twin), expected)
-    unpatch(twin)
-    assert_same_results(results(twin), original)
-    assert_same_results(results(model), expected)
+def test_patched_model_copy_is_patched_and_can_be_unpatched(patching, duplicate):
+    patching.assert_copy_is_patched(duplicate)
 
 
 def test_patch_modules_parameters_and_processors_are_the_same_objects(model):
@@ -144,20 +131,13 @@ def hook(model):
     add_hook_to_module(model.norm_out, AlignDevicesHook("cpu", io_same_device=True))
 
 
-@pytest.mark.parametrize("order", ["hook first", "patch first"])
-def test_patch_beside_hooks_of_accelerate_takes_effect_and_ends(build, results, order):
-    model, hooked = build(), build()
-    hook(hooked)
-    original, patched = results(hooked), patched_results(build, results)
-    for step in (hook, patch) if order == "hook first" else (patch, hook):
-        step(model)
-    assert patch(model).changed == ()
-    assert_same_results(results(model), patched)
-    unpatch(model)
-    assert_same_results(results(model), original)
-    patch(model)
+def unhook(model):
     remove_hook_from_module(model, recurse=True)
-    assert_same_results(results(model), patched)
+
+
+@pytest.mark.parametrize("order", ["hook first", "patch first"])
+def test_patch_beside_hooks_of_accelerate_takes_effect_and_ends(patching, order):
+    patching.unhooked(hook, unhook, order)
 
 
 def test_patch_block_cached_by_diffusers_is_known_to_it(model, arguments):
@@ -180,7 +160,7 @@ def shard(model):
 
 @pytest.mark.parametrize("order", ["shard first", "patch first"])
 @one_rank()
-def test_patch_blocks_sharded_on_their_own_stay_sharded(build, results, order):
+def test_patch_blocks_sharded_on_their_own_stay_sharded(patching, build, results, order):
     def made(*steps):
         model = build()
         for step in steps:
@@ -190,7 +170,7 @@ def test_patch_blocks_sharded_on_their_own_stay_sharded(build, results, order):
     orders = {"shard first": (shard, patch), "patch first": (patch, shard)}
     model, other = (made(*steps) for steps in (orders.pop(order), *orders.values()))
     found = whole(results(model))
-    assert_same_bits(found["sample"], patched_results(build, results)["sample"])
+    assert_same_bits(found["sample"], patching.patched_results()["sample"])
     # A hook between two uses of temb changes the order in which autograd adds, in both alike.
     assert_same_results(found, whole(results(other)))
     assert patch(model).changed == ()

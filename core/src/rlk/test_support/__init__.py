@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tests of core and of packages share: a tiny operator, faults, installs; not in the wheel."""
+"""What tests of core and of packages share, a file for each concern; not in the wheel."""
 
 from rlk.test_support.packages import install
 from rlk.test_support.tiny import small_integers, tiny_backend, tiny_operator

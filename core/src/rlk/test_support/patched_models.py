@@ -7,6 +7,7 @@ import pickle
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
@@ -46,6 +47,19 @@ def assert_same_results(actual: Results, expected: Results) -> None:
 def whole(results: Results) -> dict[str, Any]:
     """Results whose sharded tensors are put together."""
     return {n: t.full_tensor() if hasattr(t, "full_tensor") else t for n, t in results.items()}
+
+
+def assert_same_state(actual: Results, expected: Results) -> None:
+    """Assert that state dicts name the same tensors in the same order, with the same bits."""
+    assert list(actual) == list(expected), f"{list(actual)}, expected {list(expected)}"
+    assert_same_results(actual, expected)
+
+
+def spoil(model: Any) -> None:
+    """Give every parameter another value."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(1)
 
 
 def held(model: Any) -> list[dict[str, tuple[Any, ...]]]:
@@ -89,3 +103,84 @@ def one_rank() -> Iterator[None]:
         yield
     finally:
         dist.destroy_process_group()
+
+
+@dataclass(frozen=True)
+class Patching:
+    """What a package does to a model of another library: its functions, and the model they meet.
+
+    Args:
+        patch: changes a model; a second call changes nothing.
+        unpatch: changes it back.
+        build: makes the model, always with the same weights.
+        results: outputs and gradients of a model by name.
+    """
+
+    patch: Callable[[Any], Any]
+    unpatch: Callable[[Any], Any]
+    build: Callable[[], Any]
+    results: Callable[[Any], Results]
+
+    def patched_results(self) -> Results:
+        """Those of a model that is patched and nothing else."""
+        model = self.build()
+        self.patch(model)
+        return self.results(model)
+
+    def assert_copy_is_patched(self, duplicate: Callable[[Any], Any]) -> None:
+        """Assert that a copy of a patched model is patched, and unpatched without the model."""
+        model = self.build()
+        original = self.results(model)
+        self.patch(model)
+        expected = self.results(model)
+        twin = duplicate(model)
+        assert_same_results(self.results(twin), expected)
+        self.unpatch(twin)
+        assert_same_results(self.results(twin), original)
+        assert_same_results(self.results(model), expected)
+
+    def assert_bits_come_and_go(self, model: Any, compute: Callable[[], torch.Tensor]) -> None:
+        """Assert that what a model computes changes with patching, and back with its end."""
+        original, again = compute(), compute()
+        assert_same_bits(again, original, "again")
+        self.patch(model)
+        patched = compute()
+        assert not torch.equal(patched, original), "patching changes no bit"
+        self.unpatch(model)
+        assert_same_bits(compute(), original, "unpatched")
+        self.patch(model)
+        assert_same_bits(compute(), patched, "patched again")
+
+    def assert_state_dict_loads(self, patched: str) -> None:
+        """Assert that strict loading works when "the saved one", "the loaded one" or both are."""
+        source, target = self.build(), self.build()
+        if patched != "the loaded one":
+            self.patch(source)
+        if patched != "the saved one":
+            self.patch(target)
+        spoil(target)
+        target.load_state_dict(source.state_dict(), strict=True)
+        assert_same_state(target.state_dict(), self.build().state_dict())
+
+    def unhooked(self, hook: Callable[[Any], Any], remove: Callable[[Any], Any], order: str) -> Any:
+        """A patched model without its hooks; asserts that patching works and ends beside them.
+
+        Args:
+            hook: adds them.
+            remove: takes them away.
+            order: "hook first" or "patch first".
+        """
+        model, hooked = self.build(), self.build()
+        hook(hooked)
+        original, patched = self.results(hooked), self.patched_results()
+        for step in (hook, self.patch) if order == "hook first" else (self.patch, hook):
+            step(model)
+        again = self.patch(model).changed
+        assert again == (), again
+        assert_same_results(self.results(model), patched)
+        self.unpatch(model)
+        assert_same_results(self.results(model), original)
+        self.patch(model)
+        remove(model)
+        assert_same_results(self.results(model), patched)
+        return model
