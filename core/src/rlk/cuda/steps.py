@@ -31,17 +31,19 @@ class Steps:
         self.source = source
         self.entries = dict(entries)
         self.generated = {f"rlk_{name}.h": library_header(name, self.entries.items())}
-        self._loaded: dict[int, tuple[Library, dict[str, Callable[..., int]]]] = {}
+        self._loaded: dict[int, dict[str, Callable[..., None]]] = {}
         _made.add(self)
 
     def launch(self, entry: str, device: int, *values: Any) -> None:
         """Enqueue one step; `values` are the fields of its layout."""
-        library, functions = self._loaded.get(device) or self.load(device)
-        status = functions[entry](self.entries[entry].packer.pack(*values))
-        if status or launch._open:
-            kernel = f"{self.name}.{entry}"
-            library.check(status, kernel)
-            launch.record("cuda", kernel, library.digest)
+        self.enqueuer(entry, device)(*values)
+
+    def enqueuer(self, entry: str, device: int) -> Callable[..., None]:
+        """`launch` of one step on one GPU, found.
+
+        It also takes `call`, the operator and direction in traces, of `operator_call` if None.
+        """
+        return (self._loaded.get(device) or self.load(device))[entry]
 
     def binary(self, arch: str) -> Path:
         """The binary for an architecture such as sm_90, from the cache or compiled into it."""
@@ -51,13 +53,24 @@ class Steps:
         """PTX and resources for an architecture; nothing is kept."""
         return build.compile_only(self.source, self.name, self.generated, arch)
 
-    def load(self, device: int) -> tuple[Library, dict[str, Callable[..., int]]]:
-        """The binary for a GPU and its launchers, built, opened and probed once per process."""
+    def load(self, device: int) -> dict[str, Callable[..., None]]:
+        """The steps on a GPU by entry: the binary is built, opened and probed once per process."""
         library = binary_for(self.name, self.source, self.generated, device)
-        argument = [ctypes.c_char_p]
-        functions = {e: library.function(f"rlk_{self.name}_{e}", argument) for e in self.entries}
-        self._loaded[device] = library, functions
+        self._loaded[device] = {entry: self._enqueuer(library, entry) for entry in self.entries}
         return self._loaded[device]
+
+    def _enqueuer(self, library: Library, entry: str) -> Callable[..., None]:
+        kernel = f"{self.name}.{entry}"
+        pack = self.entries[entry].packer.pack
+        function = library.function(f"rlk_{self.name}_{entry}", [ctypes.c_char_p])
+
+        def enqueue(*values: Any, call: tuple[str, str] | None = None) -> None:
+            status = function(pack(*values))
+            if status or launch._open:
+                library.check(status, kernel)
+                launch.record("cuda", kernel, library.digest, call)
+
+        return enqueue
 
 
 def _after_fork() -> None:

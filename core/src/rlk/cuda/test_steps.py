@@ -57,6 +57,15 @@ def test_launch_packs_the_fields_and_reports_the_step(loaded, demo):
     assert (one.backend, one.kernel, one.binary) == ("cuda", "demo.halve", "d" * 64)
 
 
+def test_enqueuer_names_the_call_that_it_is_told(loaded, demo):
+    enqueue = demo.enqueuer("double", 1)
+    with trace() as launches, launch.operator_call("other", "forward"):
+        enqueue(4096, 7, 1, call=("whole", "backward"))
+    assert loaded.called == [("rlk_demo_double", struct.pack("Pqi4x", 4096, 7, 1))]
+    (one,) = launches
+    assert (one.operator, one.direction, one.kernel) == ("whole", "backward", "demo.double")
+
+
 def test_launch_error_of_a_step_is_raised_by_its_name(loaded, demo):
     loaded.status = 2
     with pytest.raises(BackendError, match="demo must run demo.double, got 2"):
