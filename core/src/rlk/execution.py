@@ -12,7 +12,7 @@ from rlk.autograd import eager_apply, make_function, require_reverse_mode
 from rlk.launch import operator_call
 from rlk.linear import make_linear_functions
 from rlk.operator import Operator
-from rlk.plans import Plans, plan_backward, plan_forward
+from rlk.plans import Plans, plan_backward, plan_forward, plan_gradients
 from rlk.reduce import exact_sum
 from rlk.rows import empty_gradients, empty_outputs
 
@@ -27,6 +27,7 @@ class Execution:
         self._fixed = {s.name: s.default for s in operator.scalars if s.fixed}
         self._forwards = Plans(operator, plan_forward)
         self._backwards = Plans(operator, plan_backward)
+        self._gradients = Plans(operator, plan_gradients)
         if operator.linear:
             self.function, self.transposed = make_linear_functions(self)
         else:
@@ -120,21 +121,9 @@ class Execution:
         scalars: Sequence[Any],
         needs: tuple[bool, ...],
         requested: str,
-    ) -> list[torch.Tensor | None]:
+    ) -> Sequence[torch.Tensor | None]:
         """One gradient per input: states rounded once to the dtype of their parameter."""
-        results = self.backward_pass(tensors, scalars, needs, requested)
-        inputs = tensors[self._outputs :]
-        finished: list[torch.Tensor | None] = [None] * self._inputs
-        for places, result, needed in zip(
-            self.operator.shared_gradients, results, needs, strict=True
-        ):
-            if needed and self.operator.inputs[places[0]].gradient == "parameter":
-                empty = inputs[0].numel() == 0
-                finished[places[0]] = self._rounded(result, inputs[places[0]], empty, requested)
-            elif needed:
-                for place in places:
-                    finished[place] = result
-        return finished
+        return self._gradients.find(tensors, needs, requested)(tensors, scalars)
 
     def zeros_for_missing(
         self, gradients: Sequence[torch.Tensor | None], inputs: Sequence[torch.Tensor]
@@ -183,22 +172,9 @@ class Execution:
     def round_state(self, state: torch.Tensor, dtype: torch.dtype, requested: str) -> torch.Tensor:
         """An exact state rounded once to the dtype of its parameter."""
         with operator_call(self.operator.name, "backward"):
-            return exact_sum.round(state, dtype, backend=rounding_backend(requested))
-
-    def _rounded(
-        self, state: Any, parameter: torch.Tensor, empty: bool, requested: str
-    ) -> torch.Tensor:
-        if empty:
-            # A sum over no rows is known without a launch.
-            return torch.zeros_like(parameter, memory_format=torch.contiguous_format)
-        return self.round_state(state, parameter.dtype, requested)
+            return exact_sum.round(state, dtype, backend=exact_sum.rounding_backend(requested))
 
     def _checked(self, scalars: Sequence[Any]) -> list[Any]:
         names = [s.name for s in self.operator.scalars]
         named = dict(zip(names, scalars, strict=True))
         return [*check_scalars(self.operator, named).values()]
-
-
-def rounding_backend(requested: str) -> str | None:
-    """The backend that rounds an exact state for a call on backend `requested`."""
-    return requested if requested in exact_sum.BACKENDS else None

@@ -15,6 +15,7 @@ from rlk.arguments import check_gradients, check_saved, check_tensors, output_sh
 from rlk.errors import BackendError
 from rlk.launch import operator_call
 from rlk.operator import Backend, Operator
+from rlk.reduce import exact_sum
 from rlk.rows import are_views, as_rows, empty_gradients, empty_outputs, from_rows, gradient_shape
 
 # (tensors, checked scalars in the order of the declaration) -> results.
@@ -130,6 +131,44 @@ def plan_backward(
         )
 
     return plan
+
+
+def plan_gradients(
+    operator: Operator, tensors: Sequence[torch.Tensor], needs: tuple[bool, ...], requested: str
+) -> Plan:
+    """From output gradients, inputs and saved state to one gradient per input, sums rounded."""
+    backward = plan_backward(operator, tensors, needs, requested)
+    _, inputs = operator.split_backward(tensors)
+    steps = []
+    for place, (places, needed) in enumerate(zip(operator.shared_gradients, needs, strict=True)):
+        if needed:
+            summed = operator.inputs[places[0]].gradient == "parameter"
+            finish = _plan_rounding(operator, inputs, places[0], requested) if summed else None
+            steps.append((place, finish, places))
+
+    def plan(tensors: Sequence[torch.Tensor], scalars: Sequence[Any]) -> tuple[Any, ...]:
+        results = backward(tensors, scalars)
+        finished: list[torch.Tensor | None] = [None] * len(operator.inputs)
+        for place, finish, places in steps:
+            result = results[place] if finish is None else finish(results[place])
+            for each in places:
+                finished[each] = result
+        return tuple(finished)
+
+    return plan
+
+
+def _plan_rounding(
+    operator: Operator, inputs: Sequence[torch.Tensor], place: int, requested: str
+) -> Callable[[torch.Tensor], torch.Tensor]:
+    """From an exact state, contiguous, to the gradient of the parameter at `place`."""
+    parameter = inputs[place]
+    if inputs[0].numel() == 0:
+        # A sum over no rows is known without a launch.
+        shape, dtype, device = parameter.shape, parameter.dtype, parameter.device
+        return lambda state: torch.zeros(shape, dtype=dtype, device=device)
+    backend = exact_sum.rounding_backend(requested)
+    return exact_sum.plan_round(parameter, backend, (operator.name, "backward"))
 
 
 def _by_rows(

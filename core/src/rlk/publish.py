@@ -18,7 +18,7 @@ from rlk.arguments import check_gradients, check_tensors
 from rlk.autograd import first_order_only, require_autograd, require_reverse_mode
 from rlk.carried import Carried, Carriers, carried_name, schema, wants_gradient
 from rlk.errors import ArgumentError, RlkError
-from rlk.execution import Execution, rounding_backend
+from rlk.execution import Execution
 from rlk.linear import require_linear
 from rlk.operator import Operator
 from rlk.reduce import exact_sum
@@ -105,6 +105,38 @@ class Published(Execution):
         if initial is not None and self.chained_op is not None:
             return _all_of(self.chained_op(*tensors, initial, *scalars, *needs, requested))
         return _all_of(self.backward_op(*tensors, *scalars, *needs, requested))
+
+    def input_gradients(
+        self,
+        tensors: tuple[torch.Tensor, ...],
+        scalars: Sequence[Any],
+        needs: tuple[bool, ...],
+        requested: str,
+    ) -> Sequence[torch.Tensor | None]:
+        """Through the dispatcher where it may be listening: sums and their rounding apart."""
+        if is_plain(tensors):
+            return super().input_gradients(tensors, scalars, needs, requested)
+        results = self.backward_pass(tensors, scalars, needs, requested)
+        inputs = tensors[self._outputs :]
+        finished: list[torch.Tensor | None] = [None] * self._inputs
+        for places, result, needed in zip(
+            self.operator.shared_gradients, results, needs, strict=True
+        ):
+            first = places[0]
+            if needed and self.operator.inputs[first].gradient == "parameter":
+                finished[first] = self._rounded(result, inputs[first], inputs[0], requested)
+            elif needed:
+                for place in places:
+                    finished[place] = result
+        return finished
+
+    def _rounded(
+        self, state: Any, parameter: torch.Tensor, rows: torch.Tensor, requested: str
+    ) -> torch.Tensor:
+        if rows.numel() == 0:
+            # A sum over no rows is known without a launch.
+            return torch.zeros_like(parameter, memory_format=torch.contiguous_format)
+        return self.round_state(state, parameter.dtype, requested)
 
     def transpose(
         self,
@@ -330,7 +362,7 @@ def _first_order(published: Published, name: str) -> Callable[..., Any]:
 
 
 def _round_kernel(state: torch.Tensor, dtype: torch.dtype, backend: str) -> torch.Tensor:
-    return exact_sum.round(state, dtype, backend=rounding_backend(backend))
+    return exact_sum.round(state, dtype, backend=exact_sum.rounding_backend(backend))
 
 
 _library.define("exact_sum_round(Tensor state, ScalarType dtype, str backend) -> Tensor")

@@ -5,12 +5,14 @@ import struct
 from pathlib import Path
 
 import pytest
+import torch
 
 from rlk import launch, trace
 from rlk.cuda import steps as module
 from rlk.cuda.header import Layout
 from rlk.cuda.steps import Steps
 from rlk.errors import BackendError
+from rlk.reduce.exact_sum import kernel_cuda
 
 LAYOUT = Layout("DemoStep", (("void*", "out"), ("long long", "count"), ("int", "device")))
 
@@ -92,3 +94,21 @@ def test_header_declares_every_launcher_of_the_source(demo):
     text = demo.generated["rlk_demo.h"]
     for entry in ("double", "halve"):
         assert f"RLK_EXPORT int rlk_demo_{entry}(const DemoStep* a);" in text
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_planned_rounding_hands_its_launcher_what_round_does(loaded, monkeypatch, dtype):
+    monkeypatch.setattr(kernel_cuda, "current_stream", lambda device: 4096)
+    monkeypatch.setattr(kernel_cuda.steps, "_loaded", {})
+    state, calls = torch.zeros(13, 5, dtype=torch.int64), []
+    plan = kernel_cuda.plan_round(torch.zeros(10, dtype=dtype)[::2], ("whole", "backward"))
+    for run in (lambda: kernel_cuda.round(state, dtype), lambda: plan(state), lambda: plan(state)):
+        with trace() as launches:
+            out = run()
+        assert (out.shape, out.stride(), out.dtype) == ((5,), (1,), dtype)
+        name, packed = loaded.called.pop()
+        at, to, *rest = kernel_cuda.steps.entries["round"].packer.unpack(packed)
+        assert (at, to) == (state.data_ptr(), out.data_ptr())
+        calls.append((name, rest, [(w.operator, w.direction, w.kernel) for w in launches]))
+    assert calls[0] == (*calls[1][:2], [("", "", "exact_sum.round")])
+    assert calls[1] == calls[2] == (*calls[0][:2], [("whole", "backward", "exact_sum.round")])

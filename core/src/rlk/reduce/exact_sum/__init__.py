@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Exact column sums: the state of a sum over rows, which any order of adding leaves alike."""
 
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -10,7 +11,7 @@ from rlk import backends
 from rlk.arguments import dtype_name
 from rlk.dispatch import AUTO, Primitive, choose
 from rlk.errors import ArgumentError, BackendError, GradientError
-from rlk.launch import start_golden
+from rlk.launch import operator_call, start_golden
 from rlk.reduce.exact_sum import golden
 from rlk.reduce.exact_sum.golden import DIVISORS, FORMATS, STATE_ROWS
 
@@ -132,6 +133,37 @@ def round(
             f'exact_sum: backend must be "golden" or None for a quotient, got {backend!r}'
         )
     return _step("round", state.device, "golden")(state, dtype, divide_by)
+
+
+def plan_round(
+    like: torch.Tensor, backend: str | None, call: tuple[str, str]
+) -> Callable[[torch.Tensor], torch.Tensor]:
+    """`round` for contiguous states whose sums have the shape, dtype and device of a tensor.
+
+    Args:
+        like: [C], FP32, BF16 or FP16; its values are not read.
+        backend: as of `round`.
+        call: operator and direction in traces.
+    Returns:
+        A function from such a state, which it does not check, to y.
+    Raises:
+        BackendError: the backend asked for cannot run here.
+    """
+    choice = choose(_STEPS, like.device, AUTO if backend is None else backend)
+    if hasattr(choice.module, "plan_round"):
+        return choice.module.plan_round(like, call)
+    dtype = like.dtype
+
+    def plan(state: torch.Tensor) -> torch.Tensor:
+        with operator_call(*call):
+            return round(state, dtype, backend=backend)
+
+    return plan
+
+
+def rounding_backend(requested: str) -> str | None:
+    """The backend that rounds a state for a call of an operator on backend `requested`."""
+    return requested if requested in BACKENDS else None
 
 
 def check_divisor(name: str, divide_by: int) -> None:

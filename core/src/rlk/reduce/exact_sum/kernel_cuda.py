@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The public steps of an exact sum on the GPU, by the launchers of kernel_cuda.cu."""
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -71,6 +73,20 @@ def round(state: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
             current_stream(device), DTYPE_CODES[dtype], device,
         )  # fmt: skip
     return out
+
+
+def plan_round(like: torch.Tensor, call: tuple[str, str]) -> Callable[[torch.Tensor], torch.Tensor]:
+    """`round` for contiguous states whose sums look like a tensor; `call` is named in traces."""
+    (columns,), dtype, device = like.shape, like.dtype, like.get_device()
+    empty = partial(torch.empty_strided, (columns,), (1,), dtype=dtype, device=like.device)
+    enqueue, code = steps.enqueuer("round", device), DTYPE_CODES[dtype]
+
+    def plan(state: torch.Tensor) -> torch.Tensor:
+        out, stream = empty(), current_stream(device)
+        enqueue(state.data_ptr(), out.data_ptr(), columns, stream, code, device, call=call)
+        return out
+
+    return plan
 
 
 def _normalised(state: torch.Tensor) -> torch.Tensor:

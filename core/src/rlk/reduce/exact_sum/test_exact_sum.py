@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import strategies as st
 
-from rlk import interpreter
+from rlk import interpreter, trace
 from rlk.compare import assert_same_bits
 from rlk.errors import ArgumentError, BackendError, GradientError
 from rlk.reduce import exact_sum
@@ -260,6 +260,20 @@ def test_round_added_states_of_many_ranks_is_nearest(backend: str) -> None:
     totals = [total * 2**30 for total in integers(rows)]
     for dtype in DTYPES:
         assert_same_bits(round_on(state, dtype, backend), rounded(totals, dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_planned_rounding_equals_round_and_names_its_call(dtype, backend: str) -> None:
+    device = TRITON_DEVICE if backend == "triton" else "cpu"
+    rows = torch.randn(7, 5, generator=torch.Generator().manual_seed(0)).to(device)
+    state = exact_sum.add_rows(exact_sum.new(5, device), rows, backend=backend)
+    call = ("whole", "backward")
+    plan = exact_sum.plan_round(torch.zeros(5, dtype=dtype, device=device), backend, call)
+    with trace() as launches:
+        got = plan(state)
+    assert_same_bits(got, exact_sum.round(state, dtype, backend=backend))
+    assert {(w.operator, w.direction, w.backend) for w in launches} == {(*call, backend)}
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
