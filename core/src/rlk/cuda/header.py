@@ -44,6 +44,20 @@ class Layout:
         # "0P": padded at the end to the alignment of a pointer.
         return struct.Struct("".join(_CODES[kind] for kind, _ in self.fields) + "0P")
 
+    @cached_property
+    def packers(self) -> tuple[struct.Struct, struct.Struct, struct.Struct]:
+        """What packs the pointers, what lies between, and the scalars behind `device`.
+
+        Their bytes, one after another, are those of `packer`.
+        """
+        codes = "".join(_CODES[kind] for kind, _ in self.fields)
+        first = len(codes) - len(codes.lstrip("P"))
+        last = [name for _, name in self.fields].index("device") + 1
+        head, middle, tail = codes[:first], codes[first:last], codes[last:]
+        # All fields behind the 8-byte ones have 4: only at the end something is padded.
+        padding = self.packer.size - sum(map(struct.calcsize, (head, middle, f"={tail}")))
+        return struct.Struct(head), struct.Struct(middle), struct.Struct(f"={tail}{padding}x")
+
     @property
     def text(self) -> str:
         """The declaration in C."""

@@ -111,8 +111,8 @@ class KernelModule(ModuleType):
         self.source = source
         self.generated = {header.header_name(operator): header.header(operator)}
         self._loaded: dict[int, _Loaded] = {}
-        self._forward_packer = header.forward_layout(operator).packer
-        self._backward_packer = header.backward_layout(operator).packer
+        self._forward_packers = header.forward_layout(operator).packers
+        self._backward_packers = header.backward_layout(operator).packers
         symbols = header.symbols(operator)
         # Where each size of a call is read off: (input, axis).
         self._sizes = [
@@ -168,19 +168,20 @@ class KernelModule(ModuleType):
         """
         loaded, device = self._load_for(rows[0])
         read = self.operator.inputs
-        constants = self._constants(read, rows, rows, device)
+        pack, between, pack_scalars = [packer.pack for packer in self._forward_packers]
+        constants = between(*self._constants(read, rows, rows, device))
         empties = [
             _empty(shape, result.dtype_for(rows), rows[0].device)
             for shape, result in zip(shapes, self._results, strict=True)
         ]
-        launch_forward, pack, coded = loaded.forward, self._forward_packer.pack, self._coded
+        launch_forward, coded = loaded.forward, self._coded
 
         def plan(tensors: Sequence[torch.Tensor], scalars: Sequence[Any]) -> tuple[Any, ...]:
             pointers = self._pointers(read, tensors)
             results = tuple([empty() for empty in empties])
             pointers += map(_pointer, results)
-            packed = pack(*pointers, current_stream(device), *constants, *coded(scalars))
-            status = launch_forward(packed)
+            head, tail = pack(*pointers, current_stream(device)), pack_scalars(*coded(scalars))
+            status = launch_forward(head + constants + tail)
             if status or launch._open:
                 self._report(loaded, status, "forward", call)
             return results
@@ -204,7 +205,8 @@ class KernelModule(ModuleType):
         inputs = rows[start : start + len(operator.inputs)]
         loaded, device = self._load_for(inputs[0])
         read = operator.outputs + operator.inputs + operator.saved
-        constants = self._constants(read, rows, inputs, device)
+        pack, between, pack_scalars = [packer.pack for packer in self._backward_packers]
+        constants = between(*self._constants(read, rows, inputs, device))
         place = inputs[0].device
         differentiable = [(operator.inputs[i], inputs[i]) for i, *_ in operator.shared_gradients]
         empties = [
@@ -212,18 +214,18 @@ class KernelModule(ModuleType):
             for which, shape in zip(differentiable, shapes, strict=True)
         ]
         size_workspace, launch_backward = loaded.workspace, loaded.backward
-        pack, coded = self._backward_packer.pack, self._coded
+        coded = self._coded
 
         def plan(tensors: Sequence[torch.Tensor], scalars: Sequence[Any]) -> tuple[Any, ...]:
             pointers = self._pointers(read, tensors)
             results = tuple([None if empty is None else empty() for empty in empties])
             pointers += [0 if result is None else result.data_ptr() for result in results]
-            rest = (current_stream(device), *constants, *coded(scalars))
-            packed = pack(*pointers, 0, *rest)
+            stream, rest = current_stream(device), constants + pack_scalars(*coded(scalars))
+            packed = pack(*pointers, 0, stream) + rest
             size = size_workspace(packed)
             if size > 0:
-                workspace = torch.empty(size, dtype=torch.uint8, device=place)
-                packed = pack(*pointers, workspace.data_ptr(), *rest)
+                workspace = torch.empty_strided((size,), (1,), dtype=torch.uint8, device=place)
+                packed = pack(*pointers, workspace.data_ptr(), stream) + rest
             status = launch_backward(packed)
             if status or launch._open:
                 self._report(loaded, status, "backward", call)

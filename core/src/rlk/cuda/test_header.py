@@ -38,6 +38,18 @@ def test_struct_size_with_an_odd_number_of_ints_is_padded(demo):
     assert "static_assert(sizeof(DemoForward) == 104" in header.header(demo)
 
 
+@pytest.mark.parametrize("more", [(), (Scalar("adjacent", True),)], ids=["even", "odd"])
+@pytest.mark.parametrize("layout", [header.forward_layout, header.backward_layout])
+def test_struct_packed_in_three_parts_has_the_same_bytes(demo, layout, more):
+    declared = layout(replace(demo, scalars=(*demo.scalars, *more)))
+    values = [place + 1 for place, _ in enumerate(declared.fields)]
+    between = sum(kind == "long long" for kind, _ in declared.fields) + 3
+    scalars = len(demo.scalars) + len(more)
+    parts = values[: -between - scalars], values[-between - scalars : -scalars], values[-scalars:]
+    packed = [p.pack(*part) for p, part in zip(declared.packers, parts, strict=True)]
+    assert b"".join(packed) == declared.packer.pack(*values)
+
+
 def test_header_of_an_operator_of_several_words_names_structs_in_camel_case(demo):
     text = header.header(replace(demo, name="two_words"))
     assert "RLK_EXPORT int rlk_two_words_forward(const TwoWordsForward* a);" in text
