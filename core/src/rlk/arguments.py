@@ -49,7 +49,17 @@ def check_tensors(operator: Operator, tensors: Sequence[torch.Tensor]) -> dict[s
 
 def check_scalars(operator: Operator, scalars: Mapping[str, Any]) -> dict[str, Any]:
     """Hold scalars against the declaration; aliases come back as what they stand for."""
-    return {s.name: _check_scalar(operator, s, scalars[s.name]) for s in operator.scalars}
+    return {s.name: check_scalar(operator, s, scalars[s.name]) for s in operator.scalars}
+
+
+def plain_floats(declared: Scalar) -> tuple[float, float]:
+    """The least and the largest float that a scalar takes as it is; no float lies between if none.
+
+    Others may still be what the declaration wants: `check_scalar` tells.
+    """
+    if declared.fixed or declared.choices or isinstance(declared.default, bool):
+        return math.inf, -math.inf
+    return max(declared.minimum, -_LARGEST_FLOAT32), _LARGEST_FLOAT32
 
 
 def check_sizes(owner: str, **sizes: Any) -> None:
@@ -213,7 +223,8 @@ def _check_limits(operator: Operator, sizes: Mapping[str, int]) -> None:
             raise _error(operator, name, f"such that {wanted}", got)
 
 
-def _check_scalar(operator: Operator, declared: Scalar, value: Any) -> Any:
+def check_scalar(operator: Operator, declared: Scalar, value: Any) -> Any:
+    """Hold one scalar against the declaration; an alias comes back as what it stands for."""
     if declared.fixed and value != declared.default:
         raise _error(operator, declared.name, repr(declared.default), repr(value))
     if isinstance(declared.default, bool):

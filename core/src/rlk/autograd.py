@@ -94,8 +94,10 @@ def make_function(execution: "Execution") -> type[torch.autograd.Function]:
     """
     operator = execution.operator
     inputs, outputs = len(operator.inputs), len(operator.outputs)
-    # Of the arguments, behind the key set.
-    differentiable = [[1 + i for i in places] for places in operator.shared_gradients]
+    # Of the arguments, behind the key set: the first input of a gradient, and those that share it.
+    differentiable = [
+        (1 + i, [1 + other for other in more]) for i, *more in operator.shared_gradients
+    ]
     no_gradients = (None,) * (len(operator.scalars) + 1)
 
     class OperatorFunction(torch.autograd.Function):
@@ -119,8 +121,8 @@ def make_function(execution: "Execution") -> type[torch.autograd.Function]:
                     gradients = execution.zeros_for_missing(gradients, saved[:inputs])
                     break
             tensors = (*gradients, *saved)
-            wanted, scalars, backend = ctx.needs_input_grad, ctx.rest[:-1], ctx.rest[-1]
-            needs = tuple([any(wanted[i] for i in places) for places in differentiable])
+            wanted, (*scalars, backend) = ctx.needs_input_grad, ctx.rest
+            needs = tuple([wanted[i] or any(wanted[j] for j in more) for i, more in differentiable])
             if not torch.is_grad_enabled():
                 finished = execution.input_gradients(tensors, scalars, needs, backend)
                 return None, *finished, *no_gradients

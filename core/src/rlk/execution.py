@@ -7,7 +7,13 @@ from typing import Any
 import torch
 
 from rlk import dispatch
-from rlk.arguments import check_scalars, output_dtype, output_shape
+from rlk.arguments import (
+    check_scalar,
+    check_scalars,
+    output_dtype,
+    output_shape,
+    plain_floats,
+)
 from rlk.autograd import eager_apply, make_function, require_reverse_mode
 from rlk.launch import operator_call
 from rlk.linear import make_linear_functions
@@ -25,6 +31,7 @@ class Execution:
         self._inputs = len(operator.inputs)
         self._outputs = len(operator.outputs)
         self._fixed = {s.name: s.default for s in operator.scalars if s.fixed}
+        self._scalars = [(s.name, s, *plain_floats(s)) for s in operator.scalars]
         self._forwards = Plans(operator, plan_forward)
         self._backwards = Plans(operator, plan_backward)
         self._gradients = Plans(operator, plan_gradients)
@@ -42,7 +49,14 @@ class Execution:
             scalars = {**self._fixed, **scalars}
         requested = dispatch.requested_backend() if backend is None else backend
         dispatch.require_name(self.operator.name, requested)
-        return *tensors, *check_scalars(self.operator, scalars).values(), requested
+        arguments = [*tensors]
+        for name, declared, least, largest in self._scalars:
+            value = scalars[name]
+            if type(value) is not float or not least <= value <= largest:
+                value = check_scalar(self.operator, declared, value)
+            arguments.append(value)
+        arguments.append(requested)
+        return tuple(arguments)
 
     def call(self, *arguments: Any) -> tuple[torch.Tensor, ...]:
         """Outputs and saved state, differentiable where wanted; `arguments` as checked above."""

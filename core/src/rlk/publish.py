@@ -115,7 +115,7 @@ class Published(Execution):
     ) -> Sequence[torch.Tensor | None]:
         """Through the dispatcher where it may be listening: sums and their rounding apart."""
         if is_plain(tensors):
-            return super().input_gradients(tensors, scalars, needs, requested)
+            return self._gradients.find(tensors, needs, requested)(tensors, scalars)
         results = self.backward_pass(tensors, scalars, needs, requested)
         inputs = tensors[self._outputs :]
         finished: list[torch.Tensor | None] = [None] * self._inputs

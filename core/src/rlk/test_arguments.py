@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every wrong argument is refused by one sentence that names it."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -8,11 +9,13 @@ import torch
 
 from rlk.arguments import (
     check_gradients,
+    check_scalar,
     check_scalars,
     check_tensors,
     dtype_name,
     output_dtype,
     output_shape,
+    plain_floats,
 )
 from rlk.errors import ArgumentError, RlkError
 from rlk.execution import Execution
@@ -174,6 +177,22 @@ def test_check_scalars_accepted_values_have_one_type():
     checked = check_scalars(OPERATOR, given)
     assert checked == {"eps": 0.0, "shift": -largest, "activation": "silu", "offset": 1.0}
     assert {type(v) for v in checked.values()} == {float, str}
+
+
+@pytest.mark.parametrize(
+    "declared", [*OPERATOR.scalars, Scalar("flag", True)], ids=lambda s: s.name
+)
+def test_plain_floats_are_those_that_a_check_returns_as_they_are(declared):
+    least, largest = plain_floats(declared)
+    top = torch.finfo(torch.float32).max
+    for value in (0.0, -0.0, 1.0, -1.0, 5e-324, top, -top, 2 * top, math.inf, -math.inf, math.nan):
+        plain = least <= value <= largest
+        if plain:
+            assert check_scalar(OPERATOR, declared, value) is value
+        elif declared.name in ("eps", "shift"):
+            with pytest.raises(ArgumentError):
+                check_scalar(OPERATOR, declared, value)
+    assert (least <= 1.0 <= largest) == (declared.name in ("eps", "shift"))
 
 
 def test_check_scalars_flag_is_true_or_false_and_nothing_else():
