@@ -27,6 +27,8 @@ def _as_rows(declared: Tensor, tensor: torch.Tensor, axes: int) -> torch.Tensor:
     if not declared.has_rows:
         return tensor
     leading = tensor.dim() - len(declared.shape) + 1
+    if leading == axes:
+        return tensor
     outer = max(leading - axes + 1, 0)
     # An explicit row count: -1 is ambiguous when a trailing axis is empty.
     counted = [tensor.shape[:outer].numel(), *tensor.shape[outer:]]
@@ -44,8 +46,9 @@ def are_views(rows: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> 
 
 def from_rows(rows: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
     """A backend's result in the caller's shape, contiguous whatever the backend made."""
+    rows = rows.contiguous()
     # Detached: autograd forbids its users to write into a view that a custom function returns.
-    return rows.contiguous().view(shape).detach()
+    return (rows if rows.shape == shape else rows.view(shape)).detach()
 
 
 def gradient_shape(declared: Tensor, tensor: torch.Tensor) -> tuple[int, ...]:
