@@ -85,7 +85,7 @@ def adaln_mod_projection(
     """
     parts = _parts(weight, stream)
     (mod,) = _published((temb, weight, bias), {}, backend, (bias_sum,))
-    cut = mod.unflatten(-1, (parts, mod.shape[-1] // parts)).unbind(-2)
+    cut = mod.chunk(parts, -1)
     if stream == "final":
         return FinalModulation(*cut)
     return BlockModulation(Modulation(*cut[:3]), Modulation(*cut[3:]))
