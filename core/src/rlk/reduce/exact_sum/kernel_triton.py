@@ -7,7 +7,7 @@ import triton.language as tl
 
 from rlk.launch import launch_triton
 from rlk.reduce.exact_sum.device_triton import add_block, normalise_limbs, round_limbs
-from rlk.reduce.exact_sum.golden import FORMATS
+from rlk.reduce.exact_sum.golden import FORMATS, new
 
 # 128 rows share the atomics of a block; 32 columns of BF16 are two full memory sectors.
 ROWS = 128
@@ -69,7 +69,16 @@ def round_kernel(
 def add_rows(state: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     """The normalised state after adding rows [R, C] of FP32, BF16 or FP16."""
     # Normalised first, so that the limbs have room for a launch's pieces.
-    state = normalise(state)
+    return _add_rows_(normalise(state), rows)
+
+
+def sum_rows(rows: torch.Tensor) -> torch.Tensor:
+    """The normalised state of rows [R, C] alone."""
+    return _add_rows_(new(rows.shape[1], rows.device), rows)
+
+
+def _add_rows_(state: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """Add rows to a contiguous and normalised state where it lies."""
     row_count, columns = rows.shape
     grid = (triton.cdiv(row_count, ROWS) * triton.cdiv(columns, COLUMNS),)
     shape = (row_count, columns, *rows.stride())
