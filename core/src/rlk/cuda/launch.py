@@ -96,6 +96,30 @@ def current_stream(device: int) -> int:
     return torch._C._cuda_getCurrentRawStream(device)
 
 
+def pointers(
+    operator: Operator, read: Sequence[Tensor], tensors: Sequence[torch.Tensor]
+) -> list[int]:
+    """Where the elements of each tensor are; all have some."""
+    try:
+        found = [*map(_pointer, tensors)]
+    except RuntimeError:
+        # A wrapper that torch.func left behind; detaching takes it off, or says why not.
+        found = [tensor.detach().data_ptr() for tensor in tensors]
+    if 0 in found:
+        at = found.index(0)
+        raise _not_plain(operator, read[at], tensors[at].get_device(), "one without memory")
+    return found
+
+
+def allocator(
+    shape: Sequence[int], dtype: torch.dtype, device: torch.device
+) -> Callable[[], torch.Tensor]:
+    """Allocates one contiguous tensor at each call."""
+    strides = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
+    # torch.empty takes twice as long to read its arguments.
+    return partial(torch.empty_strided, shape, strides, dtype=dtype, device=device)
+
+
 def device_arch(device: int) -> str:
     """The architecture of a GPU, as nvcc names it."""
     major, minor = torch.cuda.get_device_capability(device)
@@ -167,20 +191,20 @@ class KernelModule(ModuleType):
             call: operator and direction in traces.
         """
         loaded, device = self._load_for(rows[0])
-        read = self.operator.inputs
+        operator, read = self.operator, self.operator.inputs
         pack, between, pack_scalars = [packer.pack for packer in self._forward_packers]
         constants = between(*self._constants(read, rows, rows, device))
         empties = [
-            _empty(shape, result.dtype_for(rows), rows[0].device)
+            allocator(shape, result.dtype_for(rows), rows[0].device)
             for shape, result in zip(shapes, self._results, strict=True)
         ]
         launch_forward, coded = loaded.forward, self._coded
 
         def plan(tensors: Sequence[torch.Tensor], scalars: Sequence[Any]) -> tuple[Any, ...]:
-            pointers = self._pointers(read, tensors)
+            at = pointers(operator, read, tensors)
             results = tuple([empty() for empty in empties])
-            pointers += map(_pointer, results)
-            head, tail = pack(*pointers, current_stream(device)), pack_scalars(*coded(scalars))
+            at += map(_pointer, results)
+            head, tail = pack(*at, current_stream(device)), pack_scalars(*coded(scalars))
             status = launch_forward(head + constants + tail)
             if status or launch._open:
                 self._report(loaded, status, "forward", call)
@@ -210,22 +234,22 @@ class KernelModule(ModuleType):
         place = inputs[0].device
         differentiable = [(operator.inputs[i], inputs[i]) for i, *_ in operator.shared_gradients]
         empties = [
-            None if shape is None else _empty(shape, _gradient_dtype(*which), place)
+            None if shape is None else allocator(shape, _gradient_dtype(*which), place)
             for which, shape in zip(differentiable, shapes, strict=True)
         ]
         size_workspace, launch_backward = loaded.workspace, loaded.backward
         coded = self._coded
 
         def plan(tensors: Sequence[torch.Tensor], scalars: Sequence[Any]) -> tuple[Any, ...]:
-            pointers = self._pointers(read, tensors)
+            at = pointers(operator, read, tensors)
             results = tuple([None if empty is None else empty() for empty in empties])
-            pointers += [0 if result is None else result.data_ptr() for result in results]
+            at += [0 if result is None else result.data_ptr() for result in results]
             stream, rest = current_stream(device), constants + pack_scalars(*coded(scalars))
-            packed = pack(*pointers, 0, stream) + rest
+            packed = pack(*at, 0, stream) + rest
             size = size_workspace(packed)
             if size > 0:
                 workspace = torch.empty_strided((size,), (1,), dtype=torch.uint8, device=place)
-                packed = pack(*pointers, workspace.data_ptr(), stream) + rest
+                packed = pack(*at, workspace.data_ptr(), stream) + rest
             status = launch_backward(packed)
             if status or launch._open:
                 self._report(loaded, status, "backward", call)
@@ -280,28 +304,10 @@ class KernelModule(ModuleType):
         for declared, tensor in zip(read, rows, strict=True):
             if tensor.get_device() != device or tensor.is_neg():
                 negated = "a negated view" if tensor.is_neg() else str(tensor.device)
-                raise self._not_plain(declared, device, negated)
+                raise _not_plain(self.operator, declared, device, negated)
         strides = [stride for tensor in rows for stride in tensor.stride()]
         codes = [DTYPE_CODES[tensor.dtype] for tensor in inputs]
         return [*strides, *self._call_sizes(inputs), *codes, device]
-
-    def _pointers(self, read: Sequence[Tensor], tensors: Sequence[torch.Tensor]) -> list[int]:
-        """Where the elements of each tensor are."""
-        try:
-            pointers = [*map(_pointer, tensors)]
-        except RuntimeError:
-            # A wrapper that torch.func left behind; detaching takes it off, or says why not.
-            pointers = [tensor.detach().data_ptr() for tensor in tensors]
-        if 0 in pointers:
-            at = pointers.index(0)
-            raise self._not_plain(read[at], tensors[at].get_device(), "one without memory")
-        return pointers
-
-    def _not_plain(self, declared: Tensor, device: int, got: str) -> ArgumentError:
-        return ArgumentError(
-            f"{self.operator.name}: {declared.name} must be a plain tensor on cuda:{device}, "
-            f"got {got}"
-        )
 
     def _coded(self, scalars: Sequence[Any]) -> Sequence[Any]:
         """Scalars as the struct holds them: an index for each that names a choice."""
@@ -333,13 +339,10 @@ def _gradient_dtype(declared: Tensor, tensor: torch.Tensor) -> torch.dtype:
     return torch.int64 if declared.gradient == "parameter" else tensor.dtype
 
 
-def _empty(
-    shape: Sequence[int], dtype: torch.dtype, device: torch.device
-) -> Callable[[], torch.Tensor]:
-    """Allocates one contiguous tensor at each call."""
-    strides = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
-    # torch.empty takes twice as long to read its arguments.
-    return partial(torch.empty_strided, shape, strides, dtype=dtype, device=device)
+def _not_plain(operator: Operator, declared: Tensor, device: int, got: str) -> ArgumentError:
+    return ArgumentError(
+        f"{operator.name}: {declared.name} must be a plain tensor on cuda:{device}, got {got}"
+    )
 
 
 def _after_fork() -> None:

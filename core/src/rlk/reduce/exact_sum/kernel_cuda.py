@@ -2,14 +2,14 @@
 """The public steps of an exact sum on the GPU, by the launchers of kernel_cuda.cu."""
 
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import torch
 
 from rlk.cuda.header import Layout
-from rlk.cuda.launch import DTYPE_CODES, current_stream
+from rlk.cuda.launch import DTYPE_CODES, allocator, current_stream
 from rlk.cuda.steps import Steps
+from rlk.reduce.exact_sum.golden import new
 
 _ROWS = Layout(
     "ExactSumRows",
@@ -57,6 +57,33 @@ def add_rows(state: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     return _normalised(state)
 
 
+def plan_sum_rows(
+    rows: torch.Tensor, call: tuple[str, str] | None
+) -> Callable[[int], torch.Tensor]:
+    """The normalised state of rows [R, C] alone, for all that look like these.
+
+    Args:
+        rows: FP32, BF16 or FP16; their values are not read.
+        call: operator and direction in traces.
+    Returns:
+        A function of the pointer to the rows.
+    """
+    (count, columns), device, place = rows.shape, rows.get_device(), rows.device
+    if not rows.numel():
+        return lambda pointer: new(columns, place)
+    strides, code = rows.stride(), DTYPE_CODES[rows.dtype]
+    add, normalise = steps.enqueuer("add_rows", device), steps.enqueuer("normalise", device)
+
+    def plan(pointer: int) -> torch.Tensor:
+        state, stream = new(columns, place), current_stream(device)
+        at = state.data_ptr()
+        add(pointer, *strides, at, count, columns, stream, code, device, call=call)
+        normalise(at, 0, columns, stream, 0, device, call=call)
+        return state
+
+    return plan
+
+
 def merge(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """The normalised state of the rows of both."""
     return _normalised(torch.add(a, b).contiguous())
@@ -78,7 +105,7 @@ def round(state: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 def plan_round(like: torch.Tensor, call: tuple[str, str]) -> Callable[[torch.Tensor], torch.Tensor]:
     """`round` for contiguous states whose sums look like a tensor; `call` is named in traces."""
     (columns,), dtype, device = like.shape, like.dtype, like.get_device()
-    empty = partial(torch.empty_strided, (columns,), (1,), dtype=dtype, device=like.device)
+    empty = allocator((columns,), dtype, like.device)
     enqueue, code = steps.enqueuer("round", device), DTYPE_CODES[dtype]
 
     def plan(state: torch.Tensor) -> torch.Tensor:
