@@ -114,7 +114,8 @@ def launch_triton(kernel: Any, grid: tuple[int, ...], *args: Any, **meta: Any) -
         return
     device = next(a.device for a in args if isinstance(a, torch.Tensor))
     if device.type == "cuda":
-        with torch.cuda.device(device):
+        # By its index: a device takes torch several times as long to read.
+        with torch.cuda.device(device.index):
             compiled = kernel[grid](*args, enable_fp_fusion=False, **meta)
         if _open:
             record("triton", kernel.__name__, compiled.hash)
