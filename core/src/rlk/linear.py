@@ -102,9 +102,11 @@ def _looks(tensors: Sequence[torch.Tensor]) -> list[Look]:
 
 def _filled(gradients: Sequence[Any], looks: Sequence[Look]) -> list[torch.Tensor]:
     """Gradients, with zeros for those on which nothing depends."""
-    known = next(g for g in gradients if g is not None)
+    known = [g for g in gradients if g is not None]
+    if len(known) == len(looks):
+        return known
     return [
-        known.new_zeros(shape, dtype=dtype) if g is None else g
+        known[0].new_zeros(shape, dtype=dtype) if g is None else g
         for g, (shape, dtype) in zip(gradients, looks, strict=True)
     ]
 
