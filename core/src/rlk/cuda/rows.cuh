@@ -123,20 +123,33 @@ __device__ __forceinline__ void store(T* at, int count, const float (&in)[ELEMEN
   store_packed<VECTOR>(at, count, packed);
 }
 
-// Eight parameters of either dtype to FP32, zero from `columns` on.
+// Eight parameters to FP32, zero from `columns` on. All are loaded before the first is used.
+template <typename P>
+__device__ __forceinline__ void load_parameter(const P* data, long long stride, int column,
+                                               int columns, float (&out)[ELEMENTS]) {
+  Packed<P> packed;
+  const P* at = data + column * stride;
+  if (stride == 1 && column + ELEMENTS <= columns && reinterpret_cast<uintptr_t>(at) % 16 == 0) {
+    packed = *reinterpret_cast<const Packed<P>*>(at);
+  } else {
+#pragma unroll
+    for (int i = 0; i < ELEMENTS; ++i) {
+      packed.value[i] = column + i < columns ? at[i * stride] : from_float<P>(0.0f);
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < ELEMENTS; ++i) out[i] = to_float(packed.value[i]);
+}
+
 __device__ __forceinline__ void load_parameter(const void* data, int dtype, long long stride,
                                                int column, int columns,
                                                float (&out)[ELEMENTS]) {
-#pragma unroll
-  for (int i = 0; i < ELEMENTS; ++i) {
-    const long long at = (long long)(column + i) * stride;
-    float value = 0.0f;
-    if (column + i < columns) {
-      if (dtype == kFloat32) value = static_cast<const float*>(data)[at];
-      if (dtype == kBFloat16) value = to_float(static_cast<const __nv_bfloat16*>(data)[at]);
-      if (dtype == kFloat16) value = to_float(static_cast<const __half*>(data)[at]);
-    }
-    out[i] = value;
+  if (dtype == kFloat32) {
+    load_parameter(static_cast<const float*>(data), stride, column, columns, out);
+  } else if (dtype == kBFloat16) {
+    load_parameter(static_cast<const __nv_bfloat16*>(data), stride, column, columns, out);
+  } else {
+    load_parameter(static_cast<const __half*>(data), stride, column, columns, out);
   }
 }
 

@@ -112,13 +112,26 @@ __device__ __forceinline__ float one_plus_exp_negated(float x) {
 // 1 / (1 + e^-x)
 __device__ __forceinline__ float sigmoid(float x) { return reciprocal(one_plus_exp_negated(x)); }
 
-// 1 / d with the bits of reciprocal(d) where 1 <= d < 2^126: an estimate and one Newton step, as
+// 1 / d with the bits of reciprocal(d) where 2^-100 < d < 2^126: an estimate and one Newton step, as
 // hardware division takes them, without the test of the range before each.
 // check_ptx: allow rcp.approx.ftz.f32 (the step rounds it correctly; a test holds all d to it)
 __device__ __forceinline__ float reciprocal_in_range(float d) {
   float estimate;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(estimate) : "f"(d));
   return fma(estimate, fma(-d, estimate, 1.0f), estimate);
+}
+
+// 1 / sqrt(x) with the bits of reciprocal(sqrt(x)). One test of the range serves both operations,
+// which are taken there as hardware takes them.
+// check_ptx: allow rsqrt.approx.ftz.f32 (two steps round the root correctly; a test holds all x to it)
+__device__ __forceinline__ float reciprocal_root(float x) {
+  if (x >= 0x1p-100f && x <= 0x1p100f) {
+    float estimate;
+    asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(estimate) : "f"(x));
+    const float root = multiply(x, estimate), rest = fma(-root, root, x);
+    return reciprocal_in_range(fma(rest, multiply(0.5f, estimate), root));
+  }
+  return reciprocal(sqrt(x));
 }
 
 // 1 + e^-x with the bits of one_plus_exp_negated where |x| < 87: there 2^n and p * 2^n are normal
@@ -128,6 +141,24 @@ __device__ __forceinline__ float one_plus_exp_negated_near(float x) {
   const float rounded = fma(-x, LOG2_E, magic);
   const float n = subtract(rounded, magic);
   return fma(exp_remainder(-x, n), __uint_as_float(__float_as_uint(rounded) << 23), 1.0f);
+}
+
+// Sigmoids of any values. A function of its own, so that loops that seldom call it stay short.
+template <int N> struct Values {
+  float at[N];
+};
+template <int N> __device__ __noinline__ Values<N> called_sigmoids(Values<N> x) {
+#pragma unroll 1
+  for (int i = 0; i < N; ++i) x.at[i] = sigmoid(x.at[i]);
+  return x;
+}
+template <int N> __device__ __forceinline__ void far_sigmoids(const float (&x)[N], float (&s)[N]) {
+  Values<N> values;
+#pragma unroll
+  for (int i = 0; i < N; ++i) values.at[i] = x[i];
+  values = called_sigmoids(values);
+#pragma unroll
+  for (int i = 0; i < N; ++i) s[i] = values.at[i];
 }
 
 // Sigmoids of a lane's values, each with the bits of sigmoid(x). One test of the range serves all,
@@ -140,8 +171,7 @@ template <int N> __device__ __forceinline__ void sigmoids(const float (&x)[N], f
 #pragma unroll
     for (int i = 0; i < N; ++i) s[i] = reciprocal_in_range(one_plus_exp_negated_near(x[i]));
   } else {
-#pragma unroll
-    for (int i = 0; i < N; ++i) s[i] = sigmoid(x[i]);
+    far_sigmoids(x, s);
   }
 }
 
