@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Exact column sums in CUDA. A thread owns a few columns and adds FP32 contributions to FP64
-// levels: an addition is kept if it was exact, which two subtractions prove; what it lost, also
-// exact, goes one level deeper, and from the last level to the integer state in global memory.
-// So no window has to be guessed and no order can matter.
+// levels: the first takes terms of a window of magnitudes, where no addition rounds; other terms go
+// deeper, with what an addition there loses, and from the last level to an integer state.
+// Windows follow the data, and no bit depends on them.
 #pragma once
 #include "rlk/math/device_cuda.cuh"
 
@@ -67,28 +67,43 @@ __device__ __forceinline__ double two_sum(double a, double b, double& error) {
 }
 
 // What the blocks of a first pass leave to the second, `kernel_combine.cuh`: finite doubles whose
-// exact sum, with what went to the state, is that of the block's terms.
+// exact sum, with the blocks' rests or what went to the state, is that of the blocks' terms.
 struct Partials {
-    double* values;  // [blocks][PARTIAL_LEVELS][columns]
-    int* deep;       // [blocks][flags]: whether there is more than the first level
+    double* values;   // [blocks][parts][PARTIAL_LEVELS][columns]
+    long long* rest;  // [blocks][STATE_ROWS][columns], read where a flag says so; null without
+    int* found;       // [blocks][flags]
     long long columns;
+    int parts;  // of a block: partials that it leaves for each column
+
+    // Bits of a flag: there is more than the first level; there is a rest.
+    static constexpr int DEEP = 1, REST = 2;
 
     __host__ __device__ static int flags(long long columns) {
         return (int)((columns + FLAG_COLUMNS - 1) / FLAG_COLUMNS);
     }
-    static long long bytes(long long blocks, long long columns) {
-        return blocks * (PARTIAL_LEVELS * columns * (long long)sizeof(double) +
+    static long long bytes(long long blocks, long long columns, int parts, bool rests) {
+        const long long doubles = parts * PARTIAL_LEVELS + (rests ? STATE_ROWS : 0);
+        return blocks * (doubles * columns * (long long)sizeof(double) +
                          flags(columns) * (long long)sizeof(int));
     }
     Partials() = default;
-    Partials(void* workspace, long long blocks, long long columns)
-        : values(static_cast<double*>(workspace)),
-          deep(reinterpret_cast<int*>(values + blocks * PARTIAL_LEVELS * columns)), columns(columns) {}
-    __device__ __forceinline__ double& at(long long block, int level, long long column) const {
-        return values[(block * PARTIAL_LEVELS + level) * columns + column];
+    Partials(void* workspace, long long blocks, long long columns, int parts, bool rests)
+        : values(static_cast<double*>(workspace)), columns(columns), parts(parts) {
+        long long* after =
+            reinterpret_cast<long long*>(values + blocks * parts * PARTIAL_LEVELS * columns);
+        rest = rests ? after : nullptr;
+        found = reinterpret_cast<int*>(after + (rests ? blocks * STATE_ROWS * columns : 0));
+    }
+    __device__ __forceinline__ double& at(long long block, int part, int level,
+                                          long long column) const {
+        return values[((block * parts + part) * PARTIAL_LEVELS + level) * columns + column];
+    }
+    __device__ __forceinline__ long long& rest_at(long long block, int row,
+                                                  long long column) const {
+        return rest[(block * STATE_ROWS + row) * columns + column];
     }
     __device__ __forceinline__ int& flag(long long block, long long column) const {
-        return deep[block * flags(columns) + column / FLAG_COLUMNS];
+        return found[block * flags(columns) + column / FLAG_COLUMNS];
     }
 };
 
@@ -96,103 +111,128 @@ struct Partials {
 // `Rest` is told what fits no level, as `ExactState` is, which adds it.
 template <int COLUMNS, typename Rest = ExactState> struct ColumnSums {
     double level[COLUMNS];
-    double* deeper;  // [LEVELS][COLUMNS][threads], this thread's; the last is for `merge` alone
+    double* deeper;  // [LEVELS - 1][COLUMNS][threads], this thread's
     int threads;
-    bool spread;  // the last terms spread over levels: the next ones are not tried on one
+    // Magnitudes of the terms that the first level takes, and how many rows of them it does before
+    // it is looked at: such a term is a multiple of 2^-23 times the smallest, and a sum below ROOM
+    // times the largest stays below 2^53 of these with TAKEN more, so that no addition rounds.
+    float least, most;
+    int left;
+
+    static constexpr int BINADES = 27, TAKEN = 4, ROOM = 4;
+    static_assert(BINADES + 3 + 23 == 53 && TAKEN + ROOM == 1 << 3, "first-level sums are exact");
 
     // What a block of `threads` needs in shared memory.
-    __host__ __device__ static constexpr int doubles(int threads, bool merges) {
-        return COLUMNS * (merges ? LEVELS : LEVELS - 1) * threads;
+    __host__ __device__ static constexpr int doubles(int threads) {
+        return COLUMNS * (LEVELS - 1) * threads;
     }
 
     __device__ __forceinline__ void clear(double* shared, int block_threads) {
         threads = block_threads;
-        spread = false;
+        least = most = 0.0f;
+        left = 0;
         deeper = shared + threadIdx.x;
 #pragma unroll
         for (int i = 0; i < COLUMNS; ++i) level[i] = 0.0;
         for (int i = 0; i < (LEVELS - 1) * COLUMNS; ++i) deeper[i * threads] = 0.0;
     }
-    // Terms of a few rows; one branch for all, so that their additions overlap.
+    // Terms of a few rows.
     template <int ROWS>
     __device__ __forceinline__ void add(const float (&terms)[ROWS][COLUMNS], Rest lost,
                                         long long column) {
-        if (!spread && add_exactly(terms)) return;
-        spread = false;
+        make_room<ROWS>(lost, column);
 #pragma unroll
-        for (int u = 0; u < ROWS; ++u) spread |= add_inexact(terms[u], lost, column);
+        for (int u = 0; u < ROWS; ++u) add_row(terms[u], lost, column);
     }
-    // To the first level alone, if it loses nothing.
+    // Before `add_row` is called ROWS times: empty the first level if its sums have grown.
     template <int ROWS>
-    __device__ __forceinline__ bool add_exactly(const float (&terms)[ROWS][COLUMNS]) {
-        double sum[COLUMNS];
-        bool exact = true;
+    __device__ __forceinline__ void make_room(Rest lost, long long column) {
+        static_assert(ROWS <= TAKEN, "rows fit");
+        if (left >= ROWS) return;
+        const double room = __dmul_rn((double)most, ROOM);
+        bool roomy = true;
 #pragma unroll
-        for (int i = 0; i < COLUMNS; ++i) {
-            sum[i] = level[i];
-#pragma unroll
-            for (int u = 0; u < ROWS; ++u) {
-                const double term = (double)terms[u][i], before = sum[i];
-                sum[i] = __dadd_rn(before, term);
-                exact &= (__dsub_rn(sum[i], before) == term) & (__dsub_rn(sum[i], term) == before);
-            }
-        }
-        if (!exact) return false;
-#pragma unroll
-        for (int i = 0; i < COLUMNS; ++i) level[i] = sum[i];
-        return true;
+        for (int i = 0; i < COLUMNS; ++i) roomy &= fabs(level[i]) <= room;
+        if (!roomy) *this = emptied(*this, lost, column);
+        left = TAKEN;
     }
-    // What the first level loses goes deeper. No branch and no store stands between the columns,
-    // so that their chains of additions overlap. Whether anything was lost.
-    __device__ __forceinline__ bool add_inexact(const float (&terms)[COLUMNS], Rest lost,
-                                                long long column) {
-        double rest[COLUMNS];
-        bool special = false, left = false;
+    // One branch for all columns, so that their additions overlap.
+    __device__ __forceinline__ void add_row(const float (&terms)[COLUMNS], Rest lost,
+                                            long long column) {
+        bool all = true;
 #pragma unroll
-        for (int i = 0; i < COLUMNS; ++i) {
-            rest[i] = isfinite(terms[i]) ? (double)terms[i] : 0.0;
-            special |= !isfinite(terms[i]);
+        for (int i = 0; i < COLUMNS; ++i) all &= takes(terms[i]);
+        if (!all) {
+            // Zeros may be added too; most rows have none to test for.
+            all = true;
+#pragma unroll
+            for (int i = 0; i < COLUMNS; ++i) all &= takes(terms[i]) | (terms[i] == 0.0f);
         }
-        if (special) count_specials(terms, lost, column);
+        if (all) {
 #pragma unroll
-        for (int i = 0; i < COLUMNS; ++i) {
-            level[i] = two_sum(level[i], rest[i], rest[i]);
-            left |= rest[i] != 0.0;
+            for (int i = 0; i < COLUMNS; ++i) level[i] = __dadd_rn(level[i], (double)terms[i]);
+        } else {
+            Values<COLUMNS> row;
+#pragma unroll
+            for (int i = 0; i < COLUMNS; ++i) row.at[i] = terms[i];
+            *this = sifted(*this, row, lost, column);
         }
-        if (!left) return false;
-#pragma unroll
-        for (int d = 1; d < LEVELS; ++d) {
-            left = false;
-            double sum[COLUMNS];
-#pragma unroll
-            for (int i = 0; i < COLUMNS; ++i) sum[i] = at(d, i);
-#pragma unroll
-            for (int i = 0; i < COLUMNS; ++i) {
-                sum[i] = two_sum(sum[i], rest[i], rest[i]);
-                left |= rest[i] != 0.0;
+        --left;
+    }
+    __device__ __forceinline__ bool takes(float term) const {
+        return (fabsf(term) >= least) & (fabsf(term) < most);
+    }
+    // What seldom happens is a function of its own, by value, so that loops stay short and their
+    // sums in registers.
+    static __device__ __noinline__ ColumnSums emptied(ColumnSums sums, Rest lost,
+                                                      long long column) {
+        for (int i = 0; i < COLUMNS; ++i) {
+            sums.add_deeper(i, sums.level[i], lost, column);
+            sums.level[i] = 0.0;
+        }
+        return sums;
+    }
+    // Add terms that the first level takes to it, and others deeper.
+    static __device__ __noinline__ ColumnSums sifted(ColumnSums sums, Values<COLUMNS> terms,
+                                                     Rest lost, long long column) {
+        float largest = 0.0f;
+        for (int i = 0; i < COLUMNS; ++i) {
+            if (isfinite(terms.at[i])) largest = fmaxf(largest, fabsf(terms.at[i]));
+        }
+        // Down, the window follows at some rows only: scales may alternate.
+        if (largest >= sums.most ||
+            (sums.left == TAKEN && largest < sums.least && largest > 0.0f)) {
+            sums = emptied(sums, lost, column);
+            sums.move_window(largest);
+        }
+        for (int i = 0; i < COLUMNS; ++i) {
+            const float term = terms.at[i];
+            if (sums.takes(term)) {
+                sums.level[i] = __dadd_rn(sums.level[i], (double)term);
+            } else if (isfinite(term)) {
+                sums.add_deeper(i, (double)term, lost, column);
+            } else {
+                lost.count_special(column + i, term);
             }
-#pragma unroll
-            for (int i = 0; i < COLUMNS; ++i) at(d, i) = sum[i];
-            if (!left) return true;
         }
-#pragma unroll
-        for (int i = 0; i < COLUMNS; ++i) {
-            if (rest[i] != 0.0) lost.add_exact(column + i, rest[i]);
-        }
-        return true;
+        return sums;
+    }
+    // Have the first level take terms of up to 8 times the magnitude of `largest`.
+    __device__ __forceinline__ void move_window(float largest) {
+        // Exponent fields. 254 is the highest that a finite number has; from 0 on, all are taken.
+        const int highest = min((int)(__float_as_uint(largest) >> 23) + 4, 254);
+        const int lowest = highest - BINADES;
+        most = __uint_as_float((uint32_t)highest << 23);
+        least = __uint_as_float(lowest > 0 ? (uint32_t)lowest << 23 : 1u);
+    }
+    // What no level takes is told to `lost`.
+    __device__ __forceinline__ void add_deeper(int i, double term, Rest lost,
+                                               long long column) const {
+        for (int d = 1; d < LEVELS && term != 0.0; ++d) at(d, i) = two_sum(at(d, i), term, term);
+        if (term != 0.0) lost.add_exact(column + i, term);
     }
     __device__ __forceinline__ double& at(int d, int i) const {
-        return deeper[(slot(d) * COLUMNS + i) * threads];
-    }
-    __device__ __forceinline__ static constexpr int slot(int d) {
-        return d == 0 ? LEVELS - 1 : d - 1;
-    }
-    __device__ __forceinline__ static void count_specials(const float (&terms)[COLUMNS],
-                                                          Rest lost, long long column) {
-#pragma unroll
-        for (int i = 0; i < COLUMNS; ++i) {
-            if (!isfinite(terms[i])) lost.count_special(column + i, terms[i]);
-        }
+        return deeper[((d - 1) * COLUMNS + i) * threads];
     }
     // At the end, where no second pass follows: all that the levels hold, to the state.
     __device__ __forceinline__ void flush(ExactState state, long long column) const {
@@ -241,43 +281,72 @@ template <int COLUMNS, typename Rest = ExactState> struct ColumnSums {
     template <typename Level>
     __device__ __forceinline__ static void store_column(Partials to, ExactState state,
                                                         long long column, bool deep, Level of) {
-        to.at(blockIdx.x, 0, column) = of(0);
+        to.at(blockIdx.x, 0, 0, column) = of(0);
 #pragma unroll
         for (int d = 1; d < LEVELS; ++d) {
             if (!deep) break;
             if (d < PARTIAL_LEVELS) {
-                to.at(blockIdx.x, d, column) = of(d);
+                to.at(blockIdx.x, 0, d, column) = of(d);
             } else {
                 state.add_exact(column, of(d));
             }
         }
     }
     // At the end, where groups of LANES threads have the same columns, from `first` on: the sums
-    // of all groups, through shared memory. Whole blocks call.
-    template <int LANES>
-    __device__ __forceinline__ void merge(Partials to, ExactState state, long long first) {
-        constexpr int WIDTH = LANES * COLUMNS;
+    // of all groups, by as many threads a column as there are, and what fits no level, which is in
+    // `rest`, [STATE_ROWS, LANES * COLUMNS] in shared memory. Whole blocks call. `staged` is
+    // shared memory of [COLUMNS][threads].
+    template <int LANES, int THREADS>
+    __device__ __forceinline__ void merge(Partials to, ExactState rest, long long first,
+                                          double* staged) const {
+        constexpr int WIDTH = LANES * COLUMNS, GROUPS = THREADS / LANES, PARTS = THREADS / WIDTH;
 #pragma unroll
-        for (int i = 0; i < COLUMNS; ++i) at(0, i) = level[i];
-        const int levels = __syncthreads_or(is_deep()) ? LEVELS : 1;
-        const long long column = first + threadIdx.x;
-        if (threadIdx.x >= WIDTH || column >= state.columns) return;
-        // From this thread's slots to those of the first thread of its column.
-        const double* sums = deeper - threadIdx.x + threadIdx.x % COLUMNS * threads +
-                             threadIdx.x / COLUMNS;
+        for (int i = 0; i < COLUMNS; ++i) staged[i * THREADS + threadIdx.x] = level[i];
+        const bool deep = __syncthreads_or(is_deep());
+        const int place = threadIdx.x % WIDTH, part = threadIdx.x / WIDTH;
+        // The first thread of the column in this part's first group.
+        const int from = place % COLUMNS * THREADS + place / COLUMNS + part * LANES * (GROUPS / PARTS);
+        const bool inside = first + place < to.columns;
         double total[LEVELS] = {0.0};
-        for (int d = 0; d < levels; ++d) {
-            for (int thread = 0; thread < threads; thread += LANES) {
-                double rest = sums[slot(d) * COLUMNS * threads + thread];
-#pragma unroll
-                for (int t = 0; t < LEVELS; ++t) {
-                    if (rest != 0.0) total[t] = two_sum(total[t], rest, rest);
-                }
-                if (rest != 0.0) state.add_exact(column, rest);
-            }
+        const double* sums = staged;
+        // One at a time: a first step of its own would subtract from zero.
+#pragma unroll 1
+        for (int d = 0; d < (deep ? LEVELS : 1); ++d) {
+            if (d > 0) sums = deeper - threadIdx.x + (d - 1) * COLUMNS * THREADS;
+            add_groups<GROUPS / PARTS, LANES>(sums + from, total, rest, place);
         }
-        store_column(to, state, column, true, [&](int d) { return total[d]; });
-        if (threadIdx.x == 0) to.flag(blockIdx.x, column) = 1;
+        static_assert(LEVELS == PARTIAL_LEVELS + 1, "one level is left to the rest");
+        if (total[LEVELS - 1] != 0.0) rest.add_exact(place, total[LEVELS - 1]);
+        for (int d = 0; d < PARTIAL_LEVELS && inside; ++d) {
+            to.at(blockIdx.x, part, d, first + place) = total[d];
+        }
+        __syncthreads();
+        bool left = false;
+        for (int i = threadIdx.x; i < STATE_ROWS * WIDTH; i += THREADS) left |= rest.data[i] != 0;
+        left = __syncthreads_or(left);
+        if (threadIdx.x == 0) {
+            to.flag(blockIdx.x, first) = Partials::DEEP | (left ? Partials::REST : 0);
+        }
+        for (int i = threadIdx.x; i < STATE_ROWS * WIDTH && left; i += THREADS) {
+            if (first + i % WIDTH >= to.columns) continue;
+            to.rest_at(blockIdx.x, i / WIDTH, first + i % WIDTH) = rest.data[i];
+        }
+    }
+    // One level of a column in groups LANES threads apart, to totals.
+    template <int GROUPS, int LANES>
+    __device__ __forceinline__ static void add_groups(const double* sums, double (&total)[LEVELS],
+                                                      ExactState rest, long long column) {
+        double values[GROUPS], left = 0.0;
+#pragma unroll
+        for (int g = 0; g < GROUPS; ++g) values[g] = sums[g * LANES];
+#pragma unroll
+        for (int g = 0; g < GROUPS; ++g) {
+#pragma unroll
+            for (int d = 0; d < LEVELS; ++d) total[d] = two_sum(total[d], values[g], values[g]);
+            left = values[g] != 0.0 ? 1.0 : left;
+        }
+        if (left == 0.0) return;
+        for (int g = 0; g < GROUPS; ++g) rest.add_exact(column, values[g]);
     }
 };
 

@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // The second pass of a column sum: the first levels of all blocks into the integer state.
 #pragma once
+#include <cuda_runtime.h>
+
 #include "rlk/reduce/exact_sum/device_cuda.cuh"
 
 namespace rlk {
 
-// 8: columns of a block, whose doubles share 64-byte pieces of a partial's row; 128 threads for
+// 4: columns of a block, whose doubles share the 32-byte sectors of a partial's row; 64 threads for
 // each column, as time here is the latency of a few loads.
-constexpr int COMBINE_COLUMNS = 8;
-constexpr int COMBINE_THREADS = 1024;
+constexpr int COMBINE_COLUMNS = 4;
+constexpr int COMBINE_THREADS = 256;
 
 // The 32 bits that `value`, a multiple of 2^-149, has in a limb, with its sign.
 __device__ __forceinline__ long long limb_of(double value, int limb) {
@@ -34,52 +36,147 @@ __device__ __forceinline__ long long sum_of_column(long long value) {
     return value;
 }
 
-// The state holds what was deeper than the partials, or zeros.
-static __global__ void __launch_bounds__(COMBINE_THREADS)
-    combine_partials(Partials partials, int blocks, ExactState state) {
-    constexpr int WARPS = COMBINE_THREADS / 32;
-    __shared__ long long sums[LIMBS][WARPS][COMBINE_COLUMNS];
-    __shared__ long long totals[LIMBS][COMBINE_COLUMNS];
-    const int place = threadIdx.x % COMBINE_COLUMNS;
-    const long long first = (long long)blockIdx.x * COMBINE_COLUMNS, column = first + place;
-    long long sum[LIMBS] = {0};
-    for (int block = threadIdx.x / COMBINE_COLUMNS; block < blocks && column < state.columns;
-         block += COMBINE_THREADS / COMBINE_COLUMNS) {
-        const int levels = partials.flag(block, column) ? PARTIAL_LEVELS : 1;
-        for (int d = 0; d < levels; ++d) {
-            const double value = partials.at(block, d, column);
-            if (value == 0.0) continue;
+// Sums of a column: what a thread gathers of it.
+struct ColumnTotal {
+    double level[PARTIAL_LEVELS] = {0.0};
+    long long limb[LIMBS] = {0};
+
+    __device__ __forceinline__ void add_limbs(double value) {
+        if (value == 0.0) return;
 #pragma unroll
-            for (int i = 0; i < LIMBS; ++i) sum[i] += limb_of(value, i);
-        }
+        for (int i = 0; i < LIMBS; ++i) limb[i] += limb_of(value, i);
     }
+    // What two levels lose is rare.
+    __device__ __forceinline__ void add(double value) {
 #pragma unroll
-    for (int i = 0; i < LIMBS; ++i) {
-        const long long total = sum_of_column(sum[i]);
-        if (threadIdx.x % 32 == place) sums[i][threadIdx.x / 32][place] = total;
+        for (int d = 0; d < PARTIAL_LEVELS; ++d) level[d] = two_sum(level[d], value, value);
+        add_limbs(value);
     }
-    __syncthreads();
-    const int limb = threadIdx.x / COMBINE_COLUMNS;
-    if (limb < LIMBS && column < state.columns) {
-        long long total = state.data[limb * state.columns + column];
-        for (int warp = 0; warp < WARPS; ++warp) total += sums[limb][warp][place];
-        totals[limb][place] = total;
+    __device__ __forceinline__ void finish() {
+#pragma unroll
+        for (int d = 0; d < PARTIAL_LEVELS; ++d) add_limbs(level[d]);
     }
-    __syncthreads();
-    if (limb > 0 || column >= state.columns) return;
+};
+
+// The state of one column, from limbs that are not normalised and the counters.
+__device__ __forceinline__ void store_state(ExactState state, long long column,
+                                            long long (&limb)[LIMBS],
+                                            const long long (&counter)[STATE_ROWS - LIMBS]) {
+    normalise_limbs(limb);
 #pragma unroll
-    for (int i = 0; i < LIMBS; ++i) sum[i] = totals[i][place];
-    normalise_limbs(sum);
-#pragma unroll
-    for (int i = 0; i < LIMBS; ++i) state.data[i * state.columns + column] = sum[i];
+    for (int i = 0; i < STATE_ROWS; ++i) {
+        state.data[i * state.columns + column] = i < LIMBS ? limb[i] : counter[i - LIMBS];
+    }
 }
 
-// Combine into a state that the first pass has zeroed and may have added to.
+// The sums of columns from `first` on that one block has all terms of, from what `merge` left; its
+// threads have `rest` in shared memory. Whole blocks call.
+template <int WIDTH>
+__device__ __noinline__ void finish_sums(Partials partials, ExactState rest, long long first,
+                                         ExactState state) {
+    __syncthreads();
+    const long long column = first + threadIdx.x;
+    if (threadIdx.x >= WIDTH || column >= partials.columns) return;
+    ColumnTotal total;
+    for (int part = 0; part < partials.parts; ++part) {
+#pragma unroll
+        for (int d = 0; d < PARTIAL_LEVELS; ++d) total.add(partials.at(0, part, d, column));
+    }
+    total.finish();
+    long long counter[STATE_ROWS - LIMBS];
+#pragma unroll
+    for (int i = 0; i < STATE_ROWS; ++i) {
+        const long long more = rest.data[i * WIDTH + threadIdx.x];
+        if (i < LIMBS) total.limb[i] += more;
+        else counter[i - LIMBS] = more;
+    }
+    store_state(state, column, total.limb, counter);
+}
+
+// What the second pass waits for: all of the first, whose blocks say with `let_second_pass_start`
+// that its own may come up.
+__device__ __forceinline__ void wait_for_first_pass() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void let_second_pass_start() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+// Without rests, the state holds what was deeper than the partials, or zeros, and the counters. 
+static __global__ void __launch_bounds__(COMBINE_THREADS)
+    combine_partials(Partials partials, int blocks, ExactState state) {
+    constexpr int WARPS = COMBINE_THREADS / 32, STEP = COMBINE_THREADS / COMBINE_COLUMNS;
+    __shared__ long long sums[LIMBS][WARPS][COMBINE_COLUMNS];
+    __shared__ long long totals[STATE_ROWS][COMBINE_COLUMNS];
+    const int place = threadIdx.x % COMBINE_COLUMNS, thread = threadIdx.x / COMBINE_COLUMNS;
+    const long long first = (long long)blockIdx.x * COMBINE_COLUMNS, column = first + place;
+    const bool inside = column < state.columns;
+    const bool rests = partials.rest != nullptr;
+    for (int i = threadIdx.x; i < STATE_ROWS * COMBINE_COLUMNS; i += COMBINE_THREADS) {
+        const int row = i / COMBINE_COLUMNS, at = i % COMBINE_COLUMNS;
+        totals[row][at] = 0;
+        if (!rests && first + at < state.columns) {
+            totals[row][at] = state.data[row * state.columns + first + at];
+        }
+    }
+    ColumnTotal total;
+    __syncthreads();
+    wait_for_first_pass();
+    for (int i = thread; i < blocks * partials.parts && inside; i += STEP) {
+        const int block = i / partials.parts, part = i % partials.parts;
+        const int found = partials.flag(block, column);
+        total.add(partials.at(block, part, 0, column));
+        if (found & Partials::DEEP) total.add(partials.at(block, part, 1, column));
+        if (!(found & Partials::REST) || part > 0) continue;
+        for (int row = 0; row < STATE_ROWS; ++row) {
+            atomicAdd(reinterpret_cast<unsigned long long*>(&totals[row][place]),
+                      (unsigned long long)partials.rest_at(block, row, column));
+        }
+    }
+    total.finish();
+#pragma unroll
+    for (int i = 0; i < LIMBS; ++i) {
+        const long long sum = sum_of_column(total.limb[i]);
+        if (threadIdx.x % 32 == place) sums[i][threadIdx.x / 32][place] = sum;
+    }
+    __syncthreads();
+    if (thread < STATE_ROWS && inside) {
+        long long sum = totals[thread][place];
+        for (int warp = 0; warp < WARPS && thread < LIMBS; ++warp) sum += sums[thread][warp][place];
+        totals[thread][place] = sum;
+    }
+    __syncthreads();
+    if (thread > 0 || !inside) return;
+    long long limb[LIMBS];
+#pragma unroll
+    for (int i = 0; i < LIMBS; ++i) limb[i] = totals[i][place];
+    const long long counter[STATE_ROWS - LIMBS] = {totals[LIMBS][place], totals[LIMBS + 1][place],
+                                  totals[LIMBS + 2][place]};
+    store_state(state, column, limb, counter);
+}
+
+// Combine into a state; without rests, into one that the first pass has zeroed and may have added
+// to.
 inline cudaError_t launch_combine(Partials partials, int blocks, ExactState state,
-                                  cudaStream_t stream) {
+                                  int device, cudaStream_t stream) {
     const int grid = (int)((state.columns + COMBINE_COLUMNS - 1) / COMBINE_COLUMNS);
-    combine_partials<<<grid, COMBINE_THREADS, 0, stream>>>(partials, blocks, state);
-    return cudaGetLastError();
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(grid);
+    config.blockDim = dim3(COMBINE_THREADS);
+    config.stream = stream;
+    cudaLaunchAttribute early{};
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+    config.attrs = &early;
+    // Its blocks may come up while the last of the first pass work. 9: the first that can.
+    int capability = 0;
+    cudaDeviceGetAttribute(&capability, cudaDevAttrComputeCapabilityMajor, device);
+    config.numAttrs = partials.rest != nullptr && capability >= 9;
+    return cudaLaunchKernelEx(&config, combine_partials, partials, blocks, state);
 }
 
 }  // namespace rlk

@@ -54,7 +54,7 @@ int rlk_exact_sum_add_rows(const ExactSumRows* a) {
     // 65 535: the largest second dimension of a grid; further rows are looped over.
     const long long tall = (a->count + rlk::BLOCK_ROWS - 1) / rlk::BLOCK_ROWS;
     const dim3 grid(rlk::blocks(a->columns), (unsigned)(tall < 65535 ? tall : 65535));
-    const int shared = rlk::ColumnSums<1>::doubles(rlk::THREADS, false) * (int)sizeof(double);
+    const int shared = rlk::ColumnSums<1>::doubles(rlk::THREADS) * (int)sizeof(double);
     return rlk::by_dtype(a->dtype, [&](auto zero) {
         using T = decltype(zero);
         const rlk::Rows<T> rows{static_cast<const T*>(a->rows), a->row_stride, a->column_stride};

@@ -4,7 +4,7 @@
 #pragma once
 #include "rlk/cuda/launch.cuh"
 #include "rlk/cuda/rows.cuh"
-#include "rlk/math/device_cuda.cuh"
+#include "rlk/math/table_cuda.cuh"
 #include "rlk/reduce/exact_sum/device_cuda.cuh"
 #include "rlk/reduce/row_sum/block_cuda.cuh"
 
@@ -12,7 +12,7 @@ namespace rlk {
 
 // 1 / sqrt(v), each operation rounded.
 struct IeeeRoot {
-    static __device__ __forceinline__ float of(float v) { return reciprocal(sqrt(v)); }
+    static __device__ __forceinline__ float of(float v) { return reciprocal_root(v); }
 };
 
 // What sets one norm's kernels apart from another's.
@@ -48,23 +48,24 @@ template <typename T> struct NormArguments {
     bool silu;
 };
 
-// 2: rows that a lane works on at once: more in flight, and the steps that a row takes once
-// (trees, root, barrier) are shared.
+// Rows that a lane works on at once. 1 in forward, where the next are loaded meanwhile; 2 in backward,
+// which share the steps that a row takes once (trees, barrier).
+constexpr int FORWARD_ROWS = 1;
 constexpr int TURN_ROWS = 2;
 
-// Which rows a lane works on: TURN_ROWS of them `apart` from each other in a turn.
-struct Turns {
+// Which rows a lane works on: ROWS of them `apart` from each other in a turn.
+template <int ROWS> struct Turns {
     long long row;  // the first row of the first turn
     long long apart;
     long long step;  // from one turn to the next
-    int of[TURN_ROWS];  // turns that have the row; a grid that fills the device leaves few of them
+    int of[ROWS];  // turns that have the row; a grid that fills the device leaves few of them
 
     __device__ __forceinline__ Turns(long long rows, long long row, long long apart,
                                      long long step)
         : row(row), apart(apart), step(step) {
         of[0] = row < rows ? (int)((rows - row - 1) / step) + 1 : 0;
 #pragma unroll
-        for (int u = 1; u < TURN_ROWS; ++u) {
+        for (int u = 1; u < ROWS; ++u) {
             of[u] = of[0] - (row + u * apart + (of[0] - 1) * step >= rows);
         }
     }
@@ -75,28 +76,27 @@ struct Turns {
 };
 
 // act(z) of a lane's gates.
-__device__ __forceinline__ void activate(const float (&z)[ELEMENTS], bool is_silu,
+template <typename Sigmoids, typename T>
+__device__ __forceinline__ void activate(Sigmoids sigmoids, const Packed<T>& gate, bool is_silu,
                                          float (&act)[ELEMENTS]) {
-    sigmoids(z, act);
+    float z[ELEMENTS];
+    unpack(gate, z);
+    sigmoids.find(gate, z, act);
     if (!is_silu) return;
 #pragma unroll
     for (int i = 0; i < ELEMENTS; ++i) act[i] = silu(z[i], act[i]);
 }
 
 // act(z) and its derivative.
-__device__ __forceinline__ void activate(const float (&z)[ELEMENTS], bool is_silu,
+template <typename Sigmoids, typename T>
+__device__ __forceinline__ void activate(Sigmoids sigmoids, const Packed<T>& gate, bool is_silu,
                                          float (&act)[ELEMENTS], float (&derivative)[ELEMENTS]) {
-    sigmoids(z, act);
-    if (is_silu) {
+    float z[ELEMENTS];
+    unpack(gate, z);
+    sigmoids.find(gate, z, is_silu, act, derivative);
+    if (!is_silu) return;
 #pragma unroll
-        for (int i = 0; i < ELEMENTS; ++i) {
-            derivative[i] = silu_derivative(z[i], act[i]);
-            act[i] = silu(z[i], act[i]);
-        }
-    } else {
-#pragma unroll
-        for (int i = 0; i < ELEMENTS; ++i) derivative[i] = sigmoid_derivative(act[i]);
-    }
+    for (int i = 0; i < ELEMENTS; ++i) act[i] = silu(z[i], act[i]);
 }
 
 // 1 / sqrt(sum / N + eps): the one piece of code every RMS norm takes rstd from.

@@ -2,6 +2,8 @@
 // Backward of the RMS norms: one read of every row, dx, dgate and the exact dweight. The dx of a
 // norm of a sum is that of the sum, its own gradient included.
 #pragma once
+#include <type_traits>
+
 #include "rlk/reduce/exact_sum/kernel_combine.cuh"
 #include "rlk_qwen3next/rms_norm/kernel_forward.cuh"
 #include "rlk_qwen3next/rms_norm/row_source.cuh"
@@ -15,17 +17,15 @@ struct BackwardTerms {
 
 // Of `inside` elements, or of all where a row is read by words; the rest is zero, also where rstd
 // is infinite and 0 * rstd would be NaN.
-template <typename N, bool VECTOR, typename T>
+template <typename N, bool VECTOR, typename T, typename Sigmoids>
 __device__ __forceinline__ BackwardTerms backward_terms(const NormArguments<T>& a,
-                                                        const BackwardRow<T>& r, int inside,
+                                                        Sigmoids sigmoids, const BackwardRow<T>& r, int inside,
                                                         const float (&weight)[ELEMENTS]) {
     float dy[ELEMENTS], x[ELEMENTS], act[ELEMENTS], derivative[ELEMENTS];
     unpack(r.dy, dy);
     unpack(r.x, x);
     if (N::GATED) {
-        float z[ELEMENTS];
-        unpack(r.beside, z);
-        activate(z, a.silu, act, derivative);
+        activate(sigmoids, r.beside, a.silu, act, derivative);
     }
     BackwardTerms t;
 #pragma unroll
@@ -47,7 +47,7 @@ template <typename T, typename N> struct GradientCursor {
     T *dx, *dgate;
     long long apart, step;
 
-    __device__ __forceinline__ GradientCursor(const NormArguments<T>& a, const Turns& turns,
+    __device__ __forceinline__ GradientCursor(const NormArguments<T>& a, const Turns<TURN_ROWS>& turns,
                                               int column)
         : dx(a.dx + turns.row * a.columns + column),
           dgate(a.dgate + turns.row * a.columns + column), apart(turns.apart * a.columns),
@@ -61,7 +61,7 @@ template <typename T, typename N> struct GradientCursor {
 // dx of the rows of a turn; a lane has the dot product of row `threadIdx.x % TURN_ROWS`.
 template <typename N, bool VECTOR, typename T>
 __device__ __forceinline__ void store_dx(const NormArguments<T>& a,
-                                         const GradientCursor<T, N>& out, const Turns& turns,
+                                         const GradientCursor<T, N>& out, const Turns<TURN_ROWS>& turns,
                                          int turn, int count, const float (&g)[TURN_ROWS][ELEMENTS],
                                          const BackwardRow<T> (&rows)[TURN_ROWS], float dot) {
     const float own = divide(dot, a.length);
@@ -84,50 +84,77 @@ __device__ __forceinline__ void store_dx(const NormArguments<T>& a,
 
 // What a lane does with the rows of a turn before their dot products are complete: dgate, the
 // column sums, and its share of the dot products.
-template <typename N, bool VECTOR, typename T>
-__device__ __forceinline__ void first_half(const NormArguments<T>& a,
+template <typename N, bool VECTOR, typename T, typename Sigmoids>
+__device__ __forceinline__ void first_half(const NormArguments<T>& a, Sigmoids sigmoids,
                                            const GradientCursor<T, N>& out,
-                                           const Turns& turns, int turn, int column, int count,
-                                           const float (&weight)[ELEMENTS],
+                                           const Turns<TURN_ROWS>& turns, int turn, ExactState rest,
+                                           int column, int count, const float (&weight)[ELEMENTS],
                                            const BackwardRow<T> (&rows)[TURN_ROWS],
                                            ColumnSums<ELEMENTS>& sums,
                                            float (&g)[TURN_ROWS][ELEMENTS],
                                            float (&dots)[TURN_ROWS]) {
-    float contributions[TURN_ROWS][ELEMENTS];
+    const bool summed = a.state != nullptr && count > 0;
+    if (summed) sums.make_room<TURN_ROWS>(rest, column);
 #pragma unroll
     for (int u = 0; u < TURN_ROWS; ++u) {
         const int inside = turns.inside(turn, u, count);
-        const BackwardTerms t = backward_terms<N, VECTOR>(a, rows[u], inside, weight);
+        const BackwardTerms t = backward_terms<N, VECTOR>(a, sigmoids, rows[u], inside, weight);
         if (N::GATED && a.dgate != nullptr) {
             store<VECTOR>(out.dgate + u * out.apart, inside, t.dgate);
         }
         dots[u] = lane_dot(t.g, t.xhat);
 #pragma unroll
-        for (int i = 0; i < ELEMENTS; ++i) {
-            g[u][i] = t.g[i];
-            contributions[u][i] = t.contribution[i];
-        }
+        for (int i = 0; i < ELEMENTS; ++i) g[u][i] = t.g[i];
+        if (summed) sums.add_row(t.contribution, rest, column);
     }
-    if (a.state != nullptr && count > 0) sums.add(contributions, {a.state, a.columns}, column);
 }
+
+// 512: threads of a block that fills a table first; all that a processor holds.
+constexpr int BACKWARD_TABLE_THREADS = 512;
+
+// Shared memory of `backward_narrow`, in this order; the ring's becomes that of merging.
+template <typename T, typename N, bool VECTOR, int LANES, int THREADS> struct NarrowLayout {
+    using Source = RowSource<T, N, VECTOR, THREADS>;
+    static constexpr bool TABLE = THREADS == BACKWARD_TABLE_THREADS;
+    static constexpr int WIDTH = LANES * ELEMENTS;
+    using Table = DerivativeTable;
+
+    static constexpr int STAGED = ELEMENTS * THREADS * (int)sizeof(double);
+    static constexpr int LEVEL_BYTES =
+        ColumnSums<ELEMENTS>::doubles(THREADS) * (int)sizeof(double);
+    static constexpr int RING_BYTES =
+        Source::bytes(THREADS) > STAGED ? Source::bytes(THREADS) : STAGED;
+    static constexpr int REST_BYTES = STATE_ROWS * WIDTH * (int)sizeof(long long);
+    static constexpr int BYTES =
+        LEVEL_BYTES + RING_BYTES + REST_BYTES + (TABLE ? Table::BYTES : 0);
+};
 
 // Rows of at most 256 columns, or 256 columns of longer rows where only their sums are wanted:
 // blockIdx.y is the chunk, LANES neighbouring lanes hold a row of it.
-template <typename T, typename N, bool VECTOR, int LANES>
-__global__ void __launch_bounds__(NARROW_THREADS, 2) backward_narrow(NormArguments<T> a) {
+template <typename T, typename N, bool VECTOR, int LANES, int THREADS>
+__global__ void __launch_bounds__(THREADS, 512 / THREADS) backward_narrow(NormArguments<T> a) {
+    using Layout = NarrowLayout<T, N, VECTOR, LANES, THREADS>;
     extern __shared__ double shared[];
-    constexpr int GROUPS = NARROW_THREADS / LANES;
-    const int column = blockIdx.y * CHUNK + (threadIdx.x % LANES) * ELEMENTS;
+    char* const ring = reinterpret_cast<char*>(shared) + Layout::LEVEL_BYTES;
+    char* const rest_at = ring + Layout::RING_BYTES;
+    constexpr int GROUPS = THREADS / LANES;
+    const int place = (threadIdx.x % LANES) * ELEMENTS, column = blockIdx.y * CHUNK + place;
     const int count = elements_inside(column, a.columns);
+    const long long first = (long long)blockIdx.x * GROUPS * TURN_ROWS + threadIdx.x / LANES;
+    const Turns<TURN_ROWS> turns(a.rows, first, GROUPS, (long long)gridDim.x * GROUPS * TURN_ROWS);
+    typename Layout::Source source(a, turns, column, THREADS, ring);
     float weight[ELEMENTS];
     offset_weight(a.weight, a.weight_dtype, a.weight_stride, a.weight_offset, column, a.columns,
                   weight);
     ColumnSums<ELEMENTS> sums;
-    sums.clear(shared, NARROW_THREADS);
-    const long long first = (long long)blockIdx.x * GROUPS * TURN_ROWS + threadIdx.x / LANES;
-    const Turns turns(a.rows, first, GROUPS, (long long)gridDim.x * GROUPS * TURN_ROWS);
-    RowSource<T, N, VECTOR, NARROW_THREADS> source(a, turns, column, NARROW_THREADS,
-                                                       shared + sums.doubles(NARROW_THREADS, true));
+    sums.clear(shared, THREADS);
+    const ExactState rest{reinterpret_cast<long long*>(rest_at), Layout::WIDTH};
+    for (int i = threadIdx.x; i < STATE_ROWS * Layout::WIDTH; i += THREADS) rest.data[i] = 0;
+    std::conditional_t<Layout::TABLE, typename Layout::Table, ComputedSigmoids> sigmoids;
+    if constexpr (Layout::TABLE) {
+        sigmoids = Layout::Table::fill(rest_at + Layout::REST_BYTES, a.silu);
+    }
+    __syncthreads();
     GradientCursor<T, N> out(a, turns, column);
     // Lane 0 has the most turns: a warp takes them together, for its shuffles.
     const int most = __shfl_sync(0xffffffffu, turns.of[0], 0);
@@ -135,15 +162,23 @@ __global__ void __launch_bounds__(NARROW_THREADS, 2) backward_narrow(NormArgumen
         BackwardRow<T> rows[TURN_ROWS];
         float g[TURN_ROWS][ELEMENTS], dots[TURN_ROWS];
         source.next(turn, rows);
-        first_half<N, VECTOR>(a, out, turns, turn, column, count, weight, rows, sums, g, dots);
+        first_half<N, VECTOR>(a, sigmoids, out, turns, turn, rest, place, count, weight, rows, sums,
+                              g, dots);
         if (a.dx != nullptr) {
             const float dot = chunk_trees<LANES>(dots);
             store_dx<N, VECTOR>(a, out, turns, turn, count, g, rows, dot);
         }
         out.advance();
     }
+    let_second_pass_start();
     if (a.state == nullptr) return;
-    sums.merge<LANES>(a.partials, {a.state, a.columns}, blockIdx.y * CHUNK);
+    source.finish();
+    __syncthreads();
+    sums.template merge<LANES, THREADS>(a.partials, rest, blockIdx.y * CHUNK,
+                                        reinterpret_cast<double*>(ring));
+    if (gridDim.x > 1) return;
+    finish_sums<Layout::WIDTH>(a.partials, rest, blockIdx.y * CHUNK,
+                               {a.state, a.columns});
 }
 
 // Rows of 257 to 8192 columns: a block holds TURN_ROWS rows, a thread always the same 8 columns.
@@ -158,17 +193,18 @@ __global__ void __launch_bounds__(THREADS, BLOCKS) backward_wide(NormArguments<T
                   weight);
     ColumnSums<ELEMENTS> sums;
     sums.clear(shared, blockDim.x);
-    const Turns turns(a.rows, (long long)blockIdx.x * TURN_ROWS, 1,
+    const Turns<TURN_ROWS> turns(a.rows, (long long)blockIdx.x * TURN_ROWS, 1,
                       (long long)gridDim.x * TURN_ROWS);
     RowSource<T, N, VECTOR, THREADS> source(a, turns, column, blockDim.x,
-                                                shared + sums.doubles(blockDim.x, false));
+                                                shared + sums.doubles(blockDim.x));
     GradientCursor<T, N> out(a, turns, column);
     chunks.clear();
     for (int turn = 0; turn < turns.of[0]; ++turn) {
         BackwardRow<T> rows[TURN_ROWS];
         float g[TURN_ROWS][ELEMENTS], dots[TURN_ROWS];
         source.next(turn, rows);
-        first_half<N, VECTOR>(a, out, turns, turn, column, count, weight, rows, sums, g, dots);
+        first_half<N, VECTOR>(a, ComputedSigmoids(), out, turns, turn, {a.state, a.columns}, column,
+                              count, weight, rows, sums, g, dots);
         if (a.dx != nullptr) {
             const float dot = chunks.total(turn, dots);
             store_dx<N, VECTOR>(a, out, turns, turn, count, g, rows, dot);
@@ -194,10 +230,10 @@ __global__ void __launch_bounds__(WIDE_WARPS * 32) backward_long(NormArguments<T
                 float weight[ELEMENTS];
                 offset_weight(a.weight, a.weight_dtype, a.weight_stride, a.weight_offset, column,
                               a.columns, weight);
-                const Turns turns(a.rows, row, 0, a.rows);
+                const Turns<TURN_ROWS> turns(a.rows, row, 0, a.rows);
                 BackwardRow<T> r[TURN_ROWS];
                 RowByRow<T, N, false>(a, turns, column, 0, nullptr).next(0, r);
-                const BackwardTerms t = backward_terms<N, false>(a, r[0], count, weight);
+                const BackwardTerms t = backward_terms<N, false>(a, ComputedSigmoids(), r[0], count, weight);
                 if (pass == 0) {
                     const float sum = chunk_tree<32>(lane_dot(t.g, t.xhat));
                     if (lane == 0) dots[chunk] = sum;

@@ -1,25 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
 // Forward of the RMS norms: one read of the rows, one write.
 #pragma once
+#include <type_traits>
+
 #include "rlk_qwen3next/rms_norm/device_cuda.cuh"
 
 namespace rlk {
 
 // 256: threads of a block of narrow rows. Grids are chosen freely: no bit depends on them.
 constexpr int NARROW_THREADS = 256;
+// 1024: the same where a block fills a table first.
+constexpr int TABLE_THREADS = 1024;
 // 32 warps of one chunk each: the longest row whose values stay in registers.
 constexpr int WIDE_WARPS = 32;
 
-template <typename N, bool VECTOR, typename T>
-__device__ __forceinline__ void store_forward(const NormArguments<T>& a, T* y_at, int count,
-                                              const Packed<T>& row, const Packed<T>& gate,
-                                              float rstd, const float (&weight)[ELEMENTS]) {
-    float x[ELEMENTS], y[ELEMENTS], z[ELEMENTS], act[ELEMENTS];
+template <typename N, bool VECTOR, typename T, typename Sigmoids>
+__device__ __forceinline__ void store_forward(const NormArguments<T>& a, Sigmoids sigmoids, T* y_at,
+                                              int count, const Packed<T>& row,
+                                              const Packed<T>& gate, float rstd,
+                                              const float (&weight)[ELEMENTS]) {
+    float x[ELEMENTS], y[ELEMENTS], act[ELEMENTS];
     unpack(row, x);
-    if (N::GATED) {
-        unpack(gate, z);
-        activate(z, a.silu, act);
-    }
+    if (N::GATED) activate(sigmoids, gate, a.silu, act);
 #pragma unroll
     for (int i = 0; i < ELEMENTS; ++i) {
         y[i] = multiply(multiply(x[i], rstd), weight[i]);
@@ -29,40 +31,22 @@ __device__ __forceinline__ void store_forward(const NormArguments<T>& a, T* y_at
 }
 
 // The rows of one turn: x as loaded, or the sum in its place.
-template <typename T, typename N, bool VECTOR> struct ForwardRows {
-    Cursor<T> x_at, beside_at;
-    Packed<T> x[TURN_ROWS], beside[TURN_ROWS];
+template <typename T, bool VECTOR> struct ForwardRows {
+    Packed<T> x[FORWARD_ROWS], beside[FORWARD_ROWS];
 
-    __device__ __forceinline__ ForwardRows(const NormArguments<T>& a, const Turns& turns,
-                                           int column)
-        : x_at(a.x, turns.row, column, turns.step),
-          beside_at(N::BESIDE ? a.beside : a.x, turns.row, column, turns.step) {}
-    __device__ __forceinline__ void load(const NormArguments<T>& a, const Turns& turns, int turn,
-                                         int count) {
-#pragma unroll
-        for (int u = 0; u < TURN_ROWS; ++u) {
-            const int inside = turns.inside(turn, u, count);
-            x[u] = x_at.template load<VECTOR>(inside, u * turns.apart * a.x.row_stride);
-            if (!N::BESIDE) continue;
-            beside[u] =
-                beside_at.template load<VECTOR>(inside, u * turns.apart * a.beside.row_stride);
-        }
-        x_at.advance();
-        if (N::BESIDE) beside_at.advance();
-    }
     // Put sums in the place of x and store them; `out` is where the first row of the turn goes.
-    __device__ __forceinline__ void add_residual(const Turns& turns, int turn, int count, T* out,
+    __device__ __forceinline__ void add_residual(const Turns<FORWARD_ROWS>& turns, int turn, int count, T* out,
                                                  long long columns) {
 #pragma unroll
-        for (int u = 0; u < TURN_ROWS; ++u) {
+        for (int u = 0; u < FORWARD_ROWS; ++u) {
             x[u] = rounded_sum(x[u], beside[u]);
             store_packed<VECTOR>(out + u * turns.apart * columns, turns.inside(turn, u, count),
                                  x[u]);
         }
     }
-    __device__ __forceinline__ void dots(float (&sums)[TURN_ROWS]) const {
+    __device__ __forceinline__ void dots(float (&sums)[FORWARD_ROWS]) const {
 #pragma unroll
-        for (int u = 0; u < TURN_ROWS; ++u) {
+        for (int u = 0; u < FORWARD_ROWS; ++u) {
             float values[ELEMENTS];
             unpack(x[u], values);
             sums[u] = lane_dot(values, values);
@@ -70,38 +54,78 @@ template <typename T, typename N, bool VECTOR> struct ForwardRows {
     }
 };
 
+// Where they come from, the next turn's while a lane works on this one's.
+template <typename T, typename N, bool VECTOR> struct ForwardSource {
+    Cursor<T> x, beside;
+    ForwardRows<T, VECTOR> ahead;
+
+    __device__ __forceinline__ ForwardSource(const NormArguments<T>& a, const Turns<FORWARD_ROWS>& turns,
+                                             int column, int count)
+        : x(a.x, turns.row, column, turns.step),
+          beside(N::BESIDE ? a.beside : a.x, turns.row, column, turns.step) {
+        fetch(a, turns, 0, count);
+    }
+    __device__ __forceinline__ void fetch(const NormArguments<T>& a, const Turns<FORWARD_ROWS>& turns, int turn,
+                                          int count) {
+#pragma unroll
+        for (int u = 0; u < FORWARD_ROWS; ++u) {
+            const int inside = turns.inside(turn, u, count);
+            ahead.x[u] = x.template load<VECTOR>(inside, u * turns.apart * a.x.row_stride);
+            if (!N::BESIDE) continue;
+            ahead.beside[u] =
+                beside.template load<VECTOR>(inside, u * turns.apart * a.beside.row_stride);
+        }
+        x.advance();
+        if (N::BESIDE) beside.advance();
+    }
+    __device__ __forceinline__ ForwardRows<T, VECTOR> next(const NormArguments<T>& a,
+                                                           const Turns<FORWARD_ROWS>& turns, int turn,
+                                                           int count) {
+        const ForwardRows<T, VECTOR> rows = ahead;
+        fetch(a, turns, turn + 1, count);
+        return rows;
+    }
+};
+
 // Rows of at most 256 columns: LANES neighbouring lanes hold a row.
-template <typename T, typename N, bool VECTOR, int LANES>
-__global__ void __launch_bounds__(NARROW_THREADS) forward_narrow(NormArguments<T> a) {
-    constexpr int GROUPS = NARROW_THREADS / LANES;
+template <typename T, typename N, bool VECTOR, int LANES, int THREADS>
+__global__ void __launch_bounds__(THREADS) forward_narrow(NormArguments<T> a) {
+    constexpr int GROUPS = THREADS / LANES;
+    constexpr bool TABLE = THREADS == TABLE_THREADS;
+    extern __shared__ float table[];
     const int lane = threadIdx.x % LANES, column = lane * ELEMENTS;
     const int count = elements_inside(column, a.columns);
+    const long long first = (long long)blockIdx.x * GROUPS * FORWARD_ROWS + threadIdx.x / LANES;
+    const Turns<FORWARD_ROWS> turns(a.rows, first, GROUPS, (long long)gridDim.x * GROUPS * FORWARD_ROWS);
+    ForwardSource<T, N, VECTOR> source(a, turns, column, count);
     float weight[ELEMENTS];
     offset_weight(a.weight, a.weight_dtype, a.weight_stride, a.weight_offset, column, a.columns,
                   weight);
-    const long long first = (long long)blockIdx.x * GROUPS * TURN_ROWS + threadIdx.x / LANES;
-    const Turns turns(a.rows, first, GROUPS, (long long)gridDim.x * GROUPS * TURN_ROWS);
-    ForwardRows<T, N, VECTOR> rows(a, turns, column);
+    std::conditional_t<TABLE, SigmoidTable, ComputedSigmoids> sigmoids;
+    if constexpr (TABLE) {
+        sigmoids = SigmoidTable::fill(table);
+        __syncthreads();
+    }
     T* y_at = a.y + first * a.columns + column;
     T* sum_at = a.residual_out + first * a.columns + column;
     float* rstd_at = a.rstd_out + first + lane * GROUPS;
     // Lane 0 has the most turns: a warp takes them together, for its shuffles.
     const int most = __shfl_sync(0xffffffffu, turns.of[0], 0);
     for (int turn = 0; turn < most; ++turn) {
-        rows.load(a, turns, turn, count);
+        ForwardRows<T, VECTOR> rows = source.next(a, turns, turn, count);
         if (N::RESIDUAL) rows.add_residual(turns, turn, count, sum_at, a.columns);
-        float sums[TURN_ROWS];
+        float sums[FORWARD_ROWS];
         rows.dots(sums);
         // A lane takes the root of one of its group's rows only.
         const float own = inverse_rms<typename N::Root>(chunk_trees<LANES>(sums), a.length, a.eps);
 #pragma unroll
-        for (int u = 0; u < TURN_ROWS; ++u) {
+        for (int u = 0; u < FORWARD_ROWS; ++u) {
             if (lane == u && turn < turns.of[u]) *rstd_at = own;
-            const int holder = threadIdx.x % 32 / TURN_ROWS * TURN_ROWS + u;
-            const float rstd = __shfl_sync(0xffffffffu, own, holder);
-            store_forward<N, VECTOR>(a, y_at + u * GROUPS * a.columns,
-                                         turns.inside(turn, u, count), rows.x[u], rows.beside[u],
-                                         rstd, weight);
+            const int holder = threadIdx.x % 32 / FORWARD_ROWS * FORWARD_ROWS + u;
+            const float rstd = FORWARD_ROWS == 1 ? own : __shfl_sync(0xffffffffu, own, holder);
+            store_forward<N, VECTOR>(a, sigmoids, y_at + u * GROUPS * a.columns,
+                                     turns.inside(turn, u, count), rows.x[u], rows.beside[u],
+                                     rstd, weight);
         }
         y_at += turns.step * a.columns;
         if (N::RESIDUAL) sum_at += turns.step * a.columns;
@@ -109,34 +133,35 @@ __global__ void __launch_bounds__(NARROW_THREADS) forward_narrow(NormArguments<T
     }
 }
 
-// Rows of 257 to 8192 columns: a block holds TURN_ROWS rows, a warp one chunk of each.
+// Rows of 257 to 8192 columns: a block holds FORWARD_ROWS rows, a warp one chunk of each.
 template <typename T, typename N, bool VECTOR, int THREADS>
 __global__ void __launch_bounds__(THREADS) forward_wide(NormArguments<T> a) {
-    __shared__ ChunkSums<THREADS / 32, TURN_ROWS> chunks;
+    __shared__ ChunkSums<THREADS / 32, FORWARD_ROWS> chunks;
     const int column = threadIdx.x * ELEMENTS;
     const int count = elements_inside(column, a.columns);
+    const long long first = (long long)blockIdx.x * FORWARD_ROWS;
+    const Turns<FORWARD_ROWS> turns(a.rows, first, 1, (long long)gridDim.x * FORWARD_ROWS);
+    ForwardSource<T, N, VECTOR> source(a, turns, column, count);
     float weight[ELEMENTS];
     offset_weight(a.weight, a.weight_dtype, a.weight_stride, a.weight_offset, column, a.columns,
                   weight);
-    const long long first = (long long)blockIdx.x * TURN_ROWS;
-    const Turns turns(a.rows, first, 1, (long long)gridDim.x * TURN_ROWS);
-    ForwardRows<T, N, VECTOR> rows(a, turns, column);
     T* y_at = a.y + first * a.columns + column;
     T* sum_at = a.residual_out + first * a.columns + column;
     float* rstd_at = a.rstd_out + first + threadIdx.x;
     chunks.clear();
     for (int turn = 0; turn < turns.of[0]; ++turn) {
-        rows.load(a, turns, turn, count);
+        ForwardRows<T, VECTOR> rows = source.next(a, turns, turn, count);
         if (N::RESIDUAL) rows.add_residual(turns, turn, count, sum_at, a.columns);
-        float sums[TURN_ROWS];
+        float sums[FORWARD_ROWS];
         rows.dots(sums);
         const float own = inverse_rms<typename N::Root>(chunks.total(turn, sums), a.length, a.eps);
 #pragma unroll
-        for (int u = 0; u < TURN_ROWS; ++u) {
+        for (int u = 0; u < FORWARD_ROWS; ++u) {
             if (threadIdx.x == u && turn < turns.of[u]) *rstd_at = own;
-            const float rstd = __shfl_sync(0xffffffffu, own, u);
-            store_forward<N, VECTOR>(a, y_at + u * a.columns, turns.inside(turn, u, count),
-                                         rows.x[u], rows.beside[u], rstd, weight);
+            const float rstd = FORWARD_ROWS == 1 ? own : __shfl_sync(0xffffffffu, own, u);
+            store_forward<N, VECTOR>(a, ComputedSigmoids(), y_at + u * a.columns,
+                                     turns.inside(turn, u, count), rows.x[u], rows.beside[u],
+                                     rstd, weight);
         }
         y_at += turns.step * a.columns;
         if (N::RESIDUAL) sum_at += turns.step * a.columns;
@@ -183,8 +208,8 @@ __global__ void __launch_bounds__(WIDE_WARPS * 32) forward_long(NormArguments<T>
             if (N::GATED) gate = Cursor<T>(a.beside, row, column, 0).template load<false>(count);
             offset_weight(a.weight, a.weight_dtype, a.weight_stride, a.weight_offset, column,
                           a.columns, weight);
-            store_forward<N, false>(a, a.y + row * a.columns + column, count, x, gate, rstd,
-                                        weight);
+            store_forward<N, false>(a, ComputedSigmoids(), a.y + row * a.columns + column, count, x,
+                                    gate, rstd, weight);
         }
         if (threadIdx.x == 0) a.rstd_out[row] = rstd;
     }

@@ -8,12 +8,24 @@ namespace rlk {
 
 inline int wide_threads(int columns) { return 32 * (int)ceil_divide(columns, CHUNK); }
 
-template <typename T, typename N, bool VECTOR, int LANES>
+// 16 384: rows from which a table of sigmoids takes less time to fill than it saves.
+constexpr long long TABLE_ROWS = 16384;
+
+template <typename T, typename N, bool VECTOR>
+constexpr bool MAY_HAVE_TABLE = N::GATED && VECTOR && std::is_same_v<T, __nv_bfloat16>;
+
+template <typename T, typename N, bool VECTOR, int LANES, int THREADS = NARROW_THREADS>
 cudaError_t forward_narrow_launch(const NormArguments<T>& a, int device, cudaStream_t stream) {
-    constexpr auto kernel = forward_narrow<T, N, VECTOR, LANES>;
-    const long long work = ceil_divide(a.rows, NARROW_THREADS / LANES * TURN_ROWS);
-    const int blocks = grid_size<kernel>(NARROW_THREADS, 0, device, work);
-    kernel<<<blocks, NARROW_THREADS, 0, stream>>>(a);
+    if constexpr (MAY_HAVE_TABLE<T, N, VECTOR> && THREADS != TABLE_THREADS) {
+        if (a.rows >= TABLE_ROWS) {
+            return forward_narrow_launch<T, N, VECTOR, LANES, TABLE_THREADS>(a, device, stream);
+        }
+    }
+    constexpr auto kernel = forward_narrow<T, N, VECTOR, LANES, THREADS>;
+    constexpr int bytes = THREADS == TABLE_THREADS ? SigmoidTable::BYTES : 0;
+    const long long work = ceil_divide(a.rows, THREADS / LANES * FORWARD_ROWS);
+    const int blocks = grid_size<kernel>(THREADS, bytes, device, work);
+    kernel<<<blocks, THREADS, bytes, stream>>>(a);
     return cudaGetLastError();
 }
 
@@ -21,7 +33,7 @@ template <typename T, typename N, bool VECTOR, int THREADS>
 cudaError_t forward_wide_launch(const NormArguments<T>& a, int device, cudaStream_t stream) {
     constexpr auto kernel = forward_wide<T, N, VECTOR, THREADS>;
     const int threads = wide_threads(a.columns);
-    const long long work = ceil_divide(a.rows, TURN_ROWS);
+    const long long work = ceil_divide(a.rows, FORWARD_ROWS);
     kernel<<<grid_size<kernel>(threads, 0, device, work), threads, 0, stream>>>(a);
     return cudaGetLastError();
 }
@@ -72,31 +84,42 @@ struct BackwardPlan {
 };
 
 template <auto KERNEL, typename Source>
-BackwardPlan plan_backward(int threads, bool merges, int device, long long work) {
-    const int bytes = ColumnSums<ELEMENTS>::doubles(threads, merges) * (int)sizeof(double) +
-                      Source::bytes(threads);
+BackwardPlan plan_backward(int threads, int device, long long work) {
+    const int bytes =
+        ColumnSums<ELEMENTS>::doubles(threads) * (int)sizeof(double) + Source::bytes(threads);
     return {grid_size<KERNEL>(threads, bytes, device, work), threads, bytes};
 }
 
-template <typename T, typename N, bool VECTOR, int LANES>
+template <typename T, typename N, bool VECTOR, int LANES, int THREADS = NARROW_THREADS>
 cudaError_t backward_narrow_launch(NormArguments<T> a, int device, cudaStream_t stream,
                                    long long* workspace) {
-    constexpr auto kernel = backward_narrow<T, N, VECTOR, LANES>;
-    using Source = RowSource<T, N, VECTOR, NARROW_THREADS>;
+    if constexpr (MAY_HAVE_TABLE<T, N, VECTOR> && THREADS != BACKWARD_TABLE_THREADS) {
+        if (a.rows >= TABLE_ROWS) {
+            const cudaError_t status =
+                backward_narrow_launch<T, N, VECTOR, LANES, BACKWARD_TABLE_THREADS>(
+                    a, device, stream, workspace);
+            if (status != cudaErrorLaunchOutOfResources) return status;
+        }
+    }
+    constexpr auto kernel = backward_narrow<T, N, VECTOR, LANES, THREADS>;
+    using Layout = NarrowLayout<T, N, VECTOR, LANES, THREADS>;
+    constexpr int bytes = Layout::BYTES, parts = THREADS / Layout::WIDTH;
     const int chunks = (int)ceil_divide(a.columns, CHUNK);
-    const long long work = ceil_divide(a.rows, NARROW_THREADS / LANES * TURN_ROWS);
-    const BackwardPlan plan = plan_backward<kernel, Source>(NARROW_THREADS, true, device, work);
-    if (plan.blocks == 0) return cudaErrorLaunchOutOfResources;
+    const long long work = ceil_divide(a.rows, THREADS / LANES * TURN_ROWS);
+    const int filling = grid_size<kernel>(THREADS, bytes, device, work);
+    if (filling == 0) return cudaErrorLaunchOutOfResources;
     // Chunks of a longer row share the device.
-    const int blocks = (int)ceil_divide(plan.blocks, chunks);
+    // 2: turns that take less time than a launch of `combine_partials`.
+    const int blocks = work <= 2 ? 1 : (int)ceil_divide(filling, chunks);
     if (workspace != nullptr) {
-        *workspace = Partials::bytes(blocks, a.columns);
+        *workspace = Partials::bytes(blocks, a.columns, parts, true);
         return cudaSuccess;
     }
-    a.partials = Partials(a.workspace, blocks, a.columns);
-    kernel<<<dim3(blocks, chunks), plan.threads, plan.shared_bytes, stream>>>(a);
-    if (a.state == nullptr) return cudaGetLastError();
-    return launch_combine(a.partials, blocks, {a.state, a.columns}, stream);
+    a.partials = Partials(a.workspace, blocks, a.columns, parts, true);
+    kernel<<<dim3(blocks, chunks), THREADS, bytes, stream>>>(a);
+    // One block finishes its columns itself.
+    if (a.state == nullptr || blocks == 1) return cudaGetLastError();
+    return launch_combine(a.partials, blocks, {a.state, a.columns}, device, stream);
 }
 
 template <typename T, typename N, bool VECTOR, int THREADS, int BLOCKS>
@@ -104,17 +127,22 @@ cudaError_t backward_wide_launch(NormArguments<T> a, int device, cudaStream_t st
                                  long long* workspace) {
     constexpr auto kernel = backward_wide<T, N, VECTOR, THREADS, BLOCKS>;
     using Source = RowSource<T, N, VECTOR, THREADS>;
-    const BackwardPlan plan = plan_backward<kernel, Source>(wide_threads(a.columns), false, device,
+    const BackwardPlan plan = plan_backward<kernel, Source>(wide_threads(a.columns), device,
                                                             ceil_divide(a.rows, TURN_ROWS));
     if (plan.blocks == 0) return cudaErrorLaunchOutOfResources;
     if (workspace != nullptr) {
-        *workspace = Partials::bytes(plan.blocks, a.columns);
+        *workspace = Partials::bytes(plan.blocks, a.columns, 1, false);
         return cudaSuccess;
     }
-    a.partials = Partials(a.workspace, plan.blocks, a.columns);
+    a.partials = Partials(a.workspace, plan.blocks, a.columns, 1, false);
+    if (a.state != nullptr) {
+        const size_t bytes = STATE_ROWS * a.columns * sizeof(long long);
+        const cudaError_t error = cudaMemsetAsync(a.state, 0, bytes, stream);
+        if (error != cudaSuccess) return error;
+    }
     kernel<<<plan.blocks, plan.threads, plan.shared_bytes, stream>>>(a);
     if (a.state == nullptr) return cudaGetLastError();
-    return launch_combine(a.partials, plan.blocks, {a.state, a.columns}, stream);
+    return launch_combine(a.partials, plan.blocks, {a.state, a.columns}, device, stream);
 }
 
 template <typename T, typename N>
@@ -153,11 +181,6 @@ cudaError_t backward_launch(const NormArguments<T>& a, int device, cudaStream_t 
 template <typename T, typename N>
 cudaError_t norm_backward(const NormArguments<T>& a, int device, cudaStream_t stream,
                           long long* workspace) {
-    if (workspace == nullptr && a.state != nullptr) {
-        const size_t bytes = STATE_ROWS * a.columns * sizeof(long long);
-        const cudaError_t error = cudaMemsetAsync(a.state, 0, bytes, stream);
-        if (error != cudaSuccess) return error;
-    }
     const auto aligned = [&](const Rows<T>& r) {
         return vector_rows(r.data, r.row_stride, r.column_stride, a.columns, sizeof(T));
     };
@@ -176,8 +199,6 @@ cudaError_t norm_backward(const NormArguments<T>& a, int device, cudaStream_t st
     return status;
 }
 
-static_assert(ColumnSums<ELEMENTS>::doubles(NARROW_THREADS, true) * sizeof(double) <= 48 * 1024,
-              "sums of a block without a ring fit every device");
 
 // The operands that all norms have, from the struct of a forward call.
 template <typename T, typename Call> NormArguments<T> forward_arguments(const Call& a) {

@@ -21,10 +21,10 @@ template <typename T, typename N> struct BackwardCursor {
     // From one row of a turn to the next.
     long long dy_apart, x_apart, beside_apart, rstd_apart, rstd_step;
     const float* rstd;
-    Turns turns;
+    Turns<TURN_ROWS> turns;
     int turn = 0, count;
 
-    __device__ __forceinline__ BackwardCursor(const NormArguments<T>& a, const Turns& turns,
+    __device__ __forceinline__ BackwardCursor(const NormArguments<T>& a, const Turns<TURN_ROWS>& turns,
                                               int column)
         : dy(a.dy, turns.row, column, turns.step), x(a.x, turns.row, column, turns.step),
           beside(N::BESIDE ? a.beside : a.x, turns.row, column, turns.step),
@@ -44,8 +44,9 @@ template <typename T, typename N> struct BackwardCursor {
 // Turns on their way: a thread copies its own share of the next rows to shared memory while it
 // works on these, so that many bytes are in flight without holding registers.
 template <typename T, typename N> struct RowRing {
-    // 4 rows ahead of 2-byte elements, 2 of FP32: the same bytes in flight.
-    static constexpr int STAGES = (8 / sizeof(T) > 2 ? 4 : 2) / TURN_ROWS;
+    // 4 rows ahead of 2-byte elements, 2 of FP32: the same bytes in flight. 2 beside a table too, which
+    // takes the room.
+    static constexpr int STAGES = (sizeof(T) == 2 && !N::GATED ? 4 : 2) / TURN_ROWS;
     static constexpr int TENSORS = N::BESIDE ? 3 : 2;
     static constexpr int WORDS = Packed<T>::WORDS;
     static constexpr int ROW_WORDS = TENSORS * WORDS;
@@ -55,10 +56,10 @@ template <typename T, typename N> struct RowRing {
     float* rstds;  // [STAGES][TURN_ROWS][threads], this thread's
     int threads, stage;
 
-    static int bytes(int threads) {
+    static constexpr int bytes(int threads) {
         return STAGES * TURN_ROWS * threads * (ROW_WORDS * (int)sizeof(uint4) + (int)sizeof(float));
     }
-    __device__ __forceinline__ RowRing(const NormArguments<T>& a, const Turns& turns, int column,
+    __device__ __forceinline__ RowRing(const NormArguments<T>& a, const Turns<TURN_ROWS>& turns, int column,
                                        int threads, void* shared)
         : cursor(a, turns, column), words(static_cast<uint4*>(shared) + threadIdx.x),
           rstds(reinterpret_cast<float*>(static_cast<uint4*>(shared) +
@@ -66,31 +67,27 @@ template <typename T, typename N> struct RowRing {
           threads(threads), stage(0) {
         for (int s = 0; s < STAGES; ++s) fetch(s);
     }
-    __device__ __forceinline__ void copy(const T* from, uint4* to) const {
+    // A row that does not exist is zeros, and nothing is read.
+    __device__ __forceinline__ void copy(const T* from, uint4* to, bool exists) const {
 #pragma unroll
         for (int w = 0; w < WORDS; ++w) {
             __pipeline_memcpy_async(to + w * threads, reinterpret_cast<const uint4*>(from) + w,
-                                    sizeof(uint4));
+                                    sizeof(uint4), exists ? 0 : sizeof(uint4));
         }
     }
-    // A row that does not exist is zeros.
     __device__ __forceinline__ void fetch(int s) {
         uint4* to = words + s * TURN_ROWS * ROW_WORDS * threads;
         float* rstd_to = rstds + s * TURN_ROWS * threads;
 #pragma unroll
         for (int u = 0; u < TURN_ROWS; ++u, to += ROW_WORDS * threads, rstd_to += threads) {
-            if (cursor.turns.inside(cursor.turn, u, cursor.count) > 0) {
-                copy(cursor.dy.at + u * cursor.dy_apart, to);
-                copy(cursor.x.at + u * cursor.x_apart, to + WORDS * threads);
-                if (N::BESIDE) {
-                    copy(cursor.beside.at + u * cursor.beside_apart, to + 2 * WORDS * threads);
-                }
-                __pipeline_memcpy_async(rstd_to, cursor.rstd + u * cursor.rstd_apart,
-                                        sizeof(float));
-            } else {
-                for (int w = 0; w < ROW_WORDS; ++w) to[w * threads] = make_uint4(0, 0, 0, 0);
-                *rstd_to = 0.0f;
+            const bool exists = cursor.turns.inside(cursor.turn, u, cursor.count) > 0;
+            copy(cursor.dy.at + u * cursor.dy_apart, to, exists);
+            copy(cursor.x.at + u * cursor.x_apart, to + WORDS * threads, exists);
+            if (N::BESIDE) {
+                copy(cursor.beside.at + u * cursor.beside_apart, to + 2 * WORDS * threads, exists);
             }
+            __pipeline_memcpy_async(rstd_to, cursor.rstd + u * cursor.rstd_apart, sizeof(float),
+                                    exists ? 0 : sizeof(float));
         }
         cursor.advance();
         __pipeline_commit();
@@ -116,14 +113,16 @@ template <typename T, typename N> struct RowRing {
         fetch(stage);
         stage = stage + 1 == STAGES ? 0 : stage + 1;
     }
+    // After the last turn: no copy is on its way, and other things may take the ring's place.
+    __device__ __forceinline__ void finish() const { __pipeline_wait_prior(0); }
 };
 
 // Where a ring does not fit or words cannot be read: rows are loaded when they are needed.
 template <typename T, typename N, bool VECTOR> struct RowByRow {
     BackwardCursor<T, N> cursor;
 
-    static int bytes(int) { return 0; }
-    __device__ __forceinline__ RowByRow(const NormArguments<T>& a, const Turns& turns, int column,
+    static constexpr int bytes(int) { return 0; }
+    __device__ __forceinline__ RowByRow(const NormArguments<T>& a, const Turns<TURN_ROWS>& turns, int column,
                                         int, void*)
         : cursor(a, turns, column) {}
     __device__ __forceinline__ void next(int turn, BackwardRow<T> (&rows)[TURN_ROWS]) {
@@ -140,10 +139,11 @@ template <typename T, typename N, bool VECTOR> struct RowByRow {
         }
         cursor.advance();
     }
+    __device__ __forceinline__ void finish() const {}
 };
 
 template <typename T, typename N, bool VECTOR, int THREADS>
-using RowSource = std::conditional_t<VECTOR && THREADS <= 256, RowRing<T, N>,
+using RowSource = std::conditional_t<VECTOR && THREADS <= 512, RowRing<T, N>,
                                      RowByRow<T, N, VECTOR>>;
 
 }  // namespace rlk

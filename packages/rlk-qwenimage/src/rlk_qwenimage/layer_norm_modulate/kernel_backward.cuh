@@ -109,7 +109,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     const int column = slice + threadIdx.x * ELEMENTS;
     const int count = elements_inside(column, a.columns);
     double* deeper = shared;
-    double* ring = shared + (SUMS ? 2 * TokenSums::doubles(blockDim.x, false) : 0);
+    double* ring = shared + (SUMS ? 2 * TokenSums::doubles(blockDim.x) : 0);
     chunks.clear();
     int barrier = 0;
     for (long long unit = blockIdx.x; unit < d.count * d.parts; unit += gridDim.x) {
@@ -125,7 +125,7 @@ __global__ void __launch_bounds__(THREADS, 1)
         const TokenRest shift_rest{to_shift.state, sum_column, &shift_marks};
         if (SUMS) {
             scale_sums.clear(deeper, blockDim.x);
-            shift_sums.clear(deeper + TokenSums::doubles(blockDim.x, false), blockDim.x);
+            shift_sums.clear(deeper + TokenSums::doubles(blockDim.x), blockDim.x);
         }
         TokenSource<T, VECTOR, THREADS> source(
             TokenCursor<T>(a, sample, token, tokens, column), ring);

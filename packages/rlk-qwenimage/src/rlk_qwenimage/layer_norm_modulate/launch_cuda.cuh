@@ -100,7 +100,7 @@ cudaError_t backward_wide_launch(Arguments<T> a, void* memory, int device, cudaS
     constexpr auto kernel = backward_wide<T, VECTOR, THREADS, SUMS>;
     const int threads = wide_threads(a.columns) < THREADS ? wide_threads(a.columns) : THREADS;
     const int slices = (int)ceil_divide(a.columns, threads * ELEMENTS);
-    const int deeper = SUMS ? 2 * TokenSums::doubles(threads, false) * (int)sizeof(double) : 0;
+    const int deeper = SUMS ? 2 * TokenSums::doubles(threads) * (int)sizeof(double) : 0;
     const int staged = SUMS ? TokenSums::staged_doubles(threads) * (int)sizeof(double) : 0;
     const int ring = TokenSource<T, VECTOR, THREADS>::bytes(threads);
     const int bytes = deeper + (ring > staged ? ring : staged);
