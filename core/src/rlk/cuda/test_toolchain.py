@@ -65,6 +65,16 @@ def test_architecture_not_named_as_nvcc_does_is_refused(arch):
         toolchain.compile_flags(arch)
 
 
+def test_hopper_code_is_for_sm_90a_and_ptx_for_newer_gpus_is_not():
+    assert toolchain.compile_flags("sm_90")[-1] == "-gencode=arch=compute_90a,code=sm_90a"
+    # PTX for sm_90a would run on no other GPU.
+    assert [flag for flag in toolchain.prebuilt_flags(("sm_80", "sm_90")) if "arch" in flag] == [
+        "-gencode=arch=compute_80,code=sm_80",
+        "-gencode=arch=compute_90a,code=sm_90a",
+        "-gencode=arch=compute_90,code=compute_90",
+    ]
+
+
 def test_environment_with_flags_from_outside_drops_them(monkeypatch):
     monkeypatch.setenv("NVCC_APPEND_FLAGS", "-use_fast_math")
     monkeypatch.setenv("NVCC_PREPEND_FLAGS", "-ftz=true")

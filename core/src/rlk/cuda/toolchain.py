@@ -20,6 +20,10 @@ OLDEST_NVCC = (12, 8)
 # oldest first.
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100", "sm_120")
 
+# wgmma is no part of sm_90, which newer GPUs would have to run too. Of its generation there is one
+# compute capability, so a binary for sm_90a serves the same GPUs.
+_TARGETS = {"sm_90": "sm_90a"}
+
 _REPORT = "-Xptxas=-v,-warn-spills"
 _FLAGS = (
     "-std=c++17",
@@ -53,7 +57,8 @@ def compile_flags(arch: str) -> tuple[str, ...]:
         raise BackendError(
             f"build: the architecture must be at least {ARCHITECTURES[0]}, got {arch!r}"
         )
-    return (*_FLAGS, f"-gencode=arch=compute_{arch.removeprefix('sm_')},code={arch}")
+    target = _TARGETS.get(arch, arch)
+    return (*_FLAGS, f"-gencode=arch=compute_{target.removeprefix('sm_')},code={target}")
 
 
 def _number(arch: str) -> int:
@@ -66,9 +71,9 @@ def prebuilt_flags(archs: Sequence[str]) -> tuple[str, ...]:
     Without the names of files and the log of registers: neither is the same at every build.
     """
     targets = [flag for arch in archs for flag in compile_flags(arch) if "-gencode" in flag]
-    newest = targets[-1].rpartition(",code=")[0]
+    newest = f"compute_{archs[-1].removeprefix('sm_')}"
     kept = [flag for flag in _FLAGS if flag not in ("-lineinfo", _REPORT)]
-    return (*kept, *targets, f"{newest},code={newest.rpartition('=')[2]}")
+    return (*kept, *targets, f"-gencode=arch={newest},code={newest}")
 
 
 def link_libraries(nvcc_path: str) -> tuple[str, ...]:
