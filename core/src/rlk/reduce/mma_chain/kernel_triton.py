@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The MMA chain as Triton kernels: one reads tiles by TMA, one by pointers."""
 
-from dataclasses import dataclass
 from functools import cache
 
 import torch
@@ -11,12 +10,8 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from rlk.launch import launch_triton
 from rlk.reduce.mma_chain.device_triton import finish, mma_block, tile_place
+from rlk.reduce.mma_chain.operands import Operand, operand
 from rlk.reduce.mma_chain.tiles import Tile, table_for
-
-# 16 bytes: the alignment of a TMA descriptor's address and strides.
-ALIGNMENT = 16
-# 2^31: coordinates of TMA are 32 bits.
-MOST = 1 << 31
 
 
 @triton.jit
@@ -160,45 +155,14 @@ def chain_kernel(
     )
 
 
-@dataclass(frozen=True)
-class Operand:
-    """One side of a product [rows, K]: how TMA may read it, if at all."""
-
-    tensor: torch.Tensor
-    k_major: bool
-    leading: int  # stride of the axis that is not contiguous
-    tma: bool
-
-    def descriptor(self, rows: int, k: int) -> TensorDescriptor:
-        """What TMA reads tiles [rows, k] by, in the order of memory."""
-        sizes = list(self.tensor.shape)
-        block = [rows, k]
-        if not self.k_major:
-            sizes.reverse()
-            block.reverse()
-        return TensorDescriptor(self.tensor, sizes, [self.leading, 1], block)
-
-
-def operand(tensor: torch.Tensor) -> Operand:
-    """How kernels read a tensor [rows, K]."""
-    rows, k = tensor.shape
-    row_stride, k_stride = tensor.stride()
-    per = ALIGNMENT // tensor.element_size()
-    k_major = k_stride == 1 and (k > 1 or row_stride != 1)
-    inner, outer = (k, rows) if k_major else (rows, k)
-    leading = row_stride if k_major else k_stride
-    contiguous = k_major or row_stride == 1 or rows == 1
-    if outer == 1:
-        # No second one to step to: any stride that TMA takes.
-        leading = -(-inner // per) * per
-    tma = (
-        contiguous
-        and leading >= inner > 0
-        and leading % per == 0
-        and tensor.data_ptr() % ALIGNMENT == 0
-        and max(rows, k) < MOST - 256
-    )
-    return Operand(tensor, k_major, leading, tma and outer > 0)
+def descriptor(of: Operand, rows: int, k: int) -> TensorDescriptor:
+    """What TMA reads tiles [rows, k] of an operand by, in the order of memory."""
+    sizes = list(of.tensor.shape)
+    block = [rows, k]
+    if not of.k_major:
+        sizes.reverse()
+        block.reverse()
+    return TensorDescriptor(of.tensor, sizes, [of.leading, 1], block)
 
 
 @cache
@@ -258,11 +222,11 @@ def _launch_tma(
     programs = triton.cdiv(c.shape[0], tile.m) * triton.cdiv(c.shape[1], tile.width)
     if tile.waves:
         programs = min(programs, tile.waves * multiprocessors(c.device))
-    first = right.descriptor(tile.n, tile.k)
-    second = right.descriptor(tile.n2, tile.k) if tile.n2 else first
+    first = descriptor(right, tile.n, tile.k)
+    second = descriptor(right, tile.n2, tile.k) if tile.n2 else first
     strides, pointers = _out_strides(c, bias, start)
     launch_triton(
-        chain_tma_kernel, (programs,), left.descriptor(tile.m, tile.k),
+        chain_tma_kernel, (programs,), descriptor(left, tile.m, tile.k),
         first, second, *pointers, *c.shape,
         triton.cdiv(left.tensor.shape[1], tile.k), *strides,
         A_K_MAJOR=left.k_major, B_K_MAJOR=right.k_major, SWAPPED=tile.swap, BIAS=axis,
