@@ -56,6 +56,7 @@ class Compiled:
 
     ptx: str
     resources: dict[str, Resources]
+    log: str
 
 
 def build(source: Path, name: str, generated: Mapping[str, str], arch: str) -> Path:
@@ -158,7 +159,7 @@ def compile_only(source: Path, name: str, generated: Mapping[str, str], arch: st
         command = [*_nvcc(source, name), *toolchain.compile_flags(arch), str(source.absolute())]
         log = run([*command, "-cubin", "--keep", "-o", "kernel.cubin"], folder, source)
         (ptx,) = folder.glob("*.ptx")
-        return Compiled(ptx.read_text(), resources_in(log))
+        return Compiled(ptx.read_text(), resources_in(log), log)
 
 
 def resources(library: Path) -> dict[str, Resources]:

@@ -6,6 +6,7 @@ import os
 import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from rlk import launch
@@ -24,13 +25,20 @@ class Steps:
         name: begins the names of launchers, and every error.
         source: the .cu file, which includes rlk_<name>.h.
         entries: the argument of each launcher.
+        headers: text by file name of others that the source includes and no file holds.
     """
 
-    def __init__(self, name: str, source: Path, entries: Mapping[str, Layout]) -> None:
+    def __init__(
+        self,
+        name: str,
+        source: Path,
+        entries: Mapping[str, Layout],
+        headers: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         self.name = name
         self.source = source
         self.entries = dict(entries)
-        self.generated = {f"rlk_{name}.h": library_header(name, self.entries.items())}
+        self.generated = {f"rlk_{name}.h": library_header(name, self.entries.items()), **headers}
         self._loaded: dict[int, dict[str, Callable[..., None]]] = {}
         _made.add(self)
 

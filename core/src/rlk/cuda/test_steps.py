@@ -50,6 +50,12 @@ def demo():
     return Steps("demo", Path("kernel_cuda.cu"), {"double": LAYOUT, "halve": LAYOUT})
 
 
+def test_headers_of_a_source_are_generated_beside_that_of_its_launchers():
+    made = Steps("demo", Path("kernel_cuda.cu"), {"double": LAYOUT}, {"shapes.h": "// none"})
+    assert made.generated.keys() == {"rlk_demo.h", "shapes.h"}
+    assert made.generated["shapes.h"] == "// none"
+
+
 def test_launch_packs_the_fields_and_reports_the_step(loaded, demo):
     with trace() as launches, launch.operator_call("whole", "backward"):
         demo.launch("halve", 1, 4096, 7, 1)

@@ -12,6 +12,11 @@ constexpr int MMA_COLUMNS = 8;
 constexpr int MMA_K = 16;
 constexpr int MMA_K_FP32 = 8;
 
+// What is left of a size, from 0 to `most`.
+__device__ __forceinline__ int clamped(long long value, int most) {
+    return value < 0 ? 0 : (value < most ? (int)value : most);
+}
+
 // Rows of WIDTH elements in shared memory. Their chunks of 16 bytes change places from row to row,
 // so that eight rows of the same chunk lie in different banks.
 template <typename T, int WIDTH> struct SharedRows {

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The product of mma_chain in CUDA: blocks of the result, K in stages through shared memory.
+// The product of mma_chain in CUDA: blocks of the result, K in stages through shared memory, by
+// mma.sync on every GPU. launch_wgmma.cuh has what only Hopper can do.
 #include "rlk_mma_chain.h"
 
 #include "rlk/reduce/mma_chain/device_cuda.cuh"
+#include "rlk/reduce/mma_chain/launch_wgmma.cuh"
 
 namespace rlk {
 namespace {
@@ -32,10 +34,6 @@ template <typename T, int BM_, int BN_, int WARPS_M_, int WARPS_N_, int STAGES_>
     static constexpr int TILES_N = BN / WARPS_N / MMA_COLUMNS;
     static constexpr int SHARED = STAGES * (BM + BN) * BK * (int)sizeof(T);
 };
-
-__device__ __forceinline__ int clamped(long long value, int most) {
-    return value < 0 ? 0 : (value < most ? (int)value : most);
-}
 
 // A tile of an operand from (first_row, first_k) on; what lies outside is zero.
 template <typename T, Reading READING, int ROWS, int BK, int THREADS>
@@ -262,6 +260,12 @@ template <typename T> cudaError_t launch_tile(const MmaChainProduct& p) {
 int rlk_mma_chain_product(const MmaChainProduct* a) {
     rlk::DeviceGuard guard(a->device);
     if (guard.error() != cudaSuccess) return guard.error();
-    return rlk::by_dtype(a->dtype,
-                         [&](auto zero) { return rlk::launch_tile<decltype(zero)>(*a); });
+    return rlk::by_dtype(a->dtype, [&](auto zero) {
+        using T = decltype(zero);
+        if constexpr (sizeof(T) == 2) {
+            const cudaError_t error = a->wgmma < 0 ? rlk::NO_WGMMA : rlk::launch_wgmma<T>(*a);
+            if (error != rlk::NO_WGMMA) return error;
+        }
+        return rlk::launch_tile<T>(*a);
+    });
 }

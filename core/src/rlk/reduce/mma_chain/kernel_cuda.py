@@ -2,6 +2,7 @@
 """The product on the GPU, by the launcher of kernel_cuda.cu."""
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -9,7 +10,18 @@ import torch
 from rlk.cuda.header import Layout
 from rlk.cuda.launch import DTYPE_CODES, allocator, current_stream
 from rlk.cuda.steps import Steps
-from rlk.reduce.mma_chain.tiles import CUDA, Tile, choose_cuda
+from rlk.errors import BackendError
+from rlk.reduce.mma_chain import wgmma_header
+from rlk.reduce.mma_chain.operands import ALIGNMENT, operand
+from rlk.reduce.mma_chain.tiles import (
+    CUDA,
+    WGMMA_KERNELS,
+    Tile,
+    choose_cuda,
+    choose_wgmma,
+    wgmma_candidates,
+    wgmma_kernel,
+)
 
 _PRODUCT = Layout(
     "MmaChainProduct",
@@ -35,12 +47,23 @@ _PRODUCT = Layout(
         ("int", "out_dtype"),
         ("int", "tile_m"),
         ("int", "tile_n"),
+        ("int", "wgmma"),
+        ("int", "swap"),
+        ("int", "group"),
         ("int", "device"),
     ),
 )
 
-steps = Steps("mma_chain", Path(__file__).with_name("kernel_cuda.cu"), {"product": _PRODUCT})
+steps = Steps(
+    "mma_chain",
+    Path(__file__).with_name("kernel_cuda.cu"),
+    {"product": _PRODUCT},
+    {wgmma_header.HEADER: wgmma_header.header()},
+)
 launches = (steps,)
+
+# No number of a kernel: the tile is one of mma.sync.
+_SYNC = -1
 
 
 def product(
@@ -79,23 +102,64 @@ def plan_product(
     empty = allocator((m, n) if shape is None else shape, dtype, a.device)
     if not m * n:
         return lambda *pointers: empty()
-    tile = tile or choose_cuda(m, n, k)
+    sync, wgmma = choose_cuda(m, n, k), None
+    if _multiplies_by_wgmma(a, b):
+        wgmma = choose_wgmma(m, n, k, _reads(a, b))
     bias_stride, bias_dtype = (0, dtype) if bias is None else (bias.stride(0), bias.dtype)
-    constants = (
+    looks = (
         *a.stride(), *b.stride(), bias_stride, *((0, 0) if initial is None else initial.stride()),
         m, n, k, DTYPE_CODES[a.dtype], DTYPE_CODES[bias_dtype], DTYPE_CODES[dtype],
-        tile.m, tile.n, device,
     )  # fmt: skip
+
+    def constants(chosen: Tile) -> tuple[int, ...]:
+        number = _SYNC if chosen.cluster is None else _number(chosen, _reads(a, b))
+        # Where a binary has no wgmma for the GPU, the launcher takes the tile of mma.sync.
+        by_sync = chosen if chosen.cluster is None else sync
+        tiles = by_sync.m, by_sync.n, number, chosen.swap, chosen.group
+        return (*looks, *tiles, device)
+
+    anywhere = constants(tile or sync)
+    aligned = constants(tile or wgmma or sync)
     enqueue = steps.enqueuer("product", device)
 
     def plan(a: int, b: int, bias: int = 0, initial: int = 0) -> torch.Tensor:
         out, stream = empty(), current_stream(device)
-        enqueue(a, b, bias, initial, out.data_ptr(), stream, *constants, call=call)
+        # Where operands lie is no part of how they look.
+        rest = anywhere if (a | b) % ALIGNMENT else aligned
+        enqueue(a, b, bias, initial, out.data_ptr(), stream, *rest, call=call)
         return out
 
     return plan
 
 
 def candidates(a: torch.Tensor, b: torch.Tensor) -> tuple[Tile, ...]:
-    """Every tile that may serve operands of these layouts, of whatever size."""
-    return tuple(dict.fromkeys(row.tile for row in CUDA))
+    """Every tile that may serve operands of these layouts, of whatever size; mma.sync's first."""
+    tiles = tuple(dict.fromkeys(row.tile for row in CUDA))
+    if _multiplies_by_wgmma(a, b) and operand(a).tma and operand(b).tma:
+        tiles += wgmma_candidates(_reads(a, b))
+    return tiles
+
+
+def _multiplies_by_wgmma(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether wgmma serves operands that look like these, from aligned addresses."""
+    fits = a.dtype != torch.float32 and operand(a).fits and operand(b).fits
+    return fits and device_capability(a.device) == (9, 0)
+
+
+def _reads(a: torch.Tensor, b: torch.Tensor) -> tuple[bool, bool]:
+    return operand(a).k_major, operand(b).k_major
+
+
+def _number(tile: Tile, reads: tuple[bool, bool]) -> int:
+    """Of the kernel that forms a tile."""
+    kernel = wgmma_kernel(tile, reads)
+    if kernel not in WGMMA_KERNELS:
+        along = " and ".join("K" if k_major else "rows" for k_major in reads)
+        raise BackendError(f"mma_chain: tile must be one of operands along {along}, got {tile}")
+    return WGMMA_KERNELS.index(kernel)
+
+
+@cache
+def device_capability(device: torch.device) -> tuple[int, int]:
+    """The compute capability; of a CPU none."""
+    return torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)

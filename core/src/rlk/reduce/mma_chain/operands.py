@@ -7,8 +7,9 @@ import torch
 
 # 16 bytes: the alignment of an address and of strides that TMA takes.
 ALIGNMENT = 16
-# 2^31: coordinates of TMA are 32 bits.
-MOST = 1 << 31
+# 2^31: coordinates of TMA are 32 bits; less 1024: tiles at an edge begin beyond it, those of a
+# cluster by more than one tile.
+MOST = (1 << 31) - 1024
 
 
 @dataclass(frozen=True)
@@ -38,5 +39,5 @@ def operand(tensor: torch.Tensor) -> Operand:
     if outer == 1:
         # No second one to step to: any stride that TMA takes.
         leading = -(-inner // per) * per
-    fits = contiguous and leading >= inner > 0 and leading % per == 0 and max(rows, k) < MOST - 256
+    fits = contiguous and leading >= inner > 0 and leading % per == 0 and max(rows, k) < MOST
     return Operand(tensor, k_major, leading, fits and outer > 0)

@@ -5,9 +5,11 @@ import pytest
 import torch
 
 from rlk.compare import assert_same_bits
+from rlk.errors import BackendError
 from rlk.reduce import mma_chain
 from rlk.reduce.mma_chain import hard_cases
 from rlk.reduce.mma_chain.hard_cases import LAYOUTS, integers
+from rlk.reduce.mma_chain.operands import operand
 
 pytestmark = [
     pytest.mark.gpu,
@@ -61,6 +63,74 @@ def test_product_of_cuda_and_triton_has_equal_bits(dtype, layout) -> None:
             for backend in BACKENDS
         ]
         assert_same_bits(*found, f"{m} {n} {k}")
+
+
+# Copies of a and of b: each way in which a kernel reads the two.
+READS = {
+    "forward": ("k_major_padded", "k_major_padded"),
+    "row_gradient": ("k_major_padded", "row_major_padded"),
+    "parameter_gradient": ("row_major_padded", "row_major_padded"),
+    "turned_over": ("row_major_padded", "k_major_padded"),
+    "unaligned": ("unaligned", "unaligned"),
+}
+
+
+@pytest.mark.parametrize("reads", READS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("bias_dtype", [None, *DTYPES], ids=str)
+def test_product_by_every_tile_has_the_bits_of_the_first(dtype, reads, bias_dtype) -> None:
+    cuda = mma_chain.backend_module("cuda")
+    # 1 to more than any tile, no multiples of one; N whole and not in words of 16 bytes.
+    for m, n, k in ((1, 200, 72), (65, 1040, 16), (300, 402, 1000), (513, 33, 1)):
+        a, b = (
+            LAYOUTS[layout](spread(rows, k, dtype, seed=rows).cuda())
+            for layout, rows in zip(READS[reads], (m, n), strict=True)
+        )
+        bias = None if bias_dtype is None else spread(2 * n, 1, bias_dtype, 1)[::2, 0].cuda()
+        start = spread(n, m, torch.float32, seed=2).cuda().t()
+        for initial in (None, start, start.contiguous()):
+            for out in {dtype, torch.float32}:
+                first, *others = cuda.candidates(a, b)
+                want = cuda.product(a, b, bias, initial, out, first)
+                for tile in others:
+                    # Again: a race shows as bits that move.
+                    for _ in range(3):
+                        got = cuda.product(a, b, bias, initial, out, tile)
+                        assert_same_bits(got, want, f"{m} {n} {k} {out} {tile}")
+
+
+@pytest.mark.parametrize("case", hard_cases.CASES, ids=lambda case: case.name)
+def test_product_hard_case_by_every_tile_gives_hand_answer(case) -> None:
+    cuda = mma_chain.backend_module("cuda")
+    expected = torch.tensor([[case.expected]], dtype=torch.float64).to(case.result)
+    a, b = (LAYOUTS["k_major_padded"](t.cuda()) for t in case.operands())
+    given = {name: None if t is None else t.cuda() for name, t in case.added().items()}
+    for tile in cuda.candidates(a, b):
+        c = cuda.product(a, b, given["bias"], given["initial"], case.result, tile)
+        assert_same_bits(c.cpu(), expected, str(tile))
+
+
+def test_candidates_on_hopper_have_clusters_for_what_tma_reads() -> None:
+    hopper = torch.cuda.get_device_capability() == (9, 0)
+    cuda = mma_chain.backend_module("cuda")
+    for layouts in READS.values():
+        a, b = (LAYOUTS[layout](spread(24, 64, torch.bfloat16, 1).cuda()) for layout in layouts)
+        by_tma = operand(a).tma and operand(b).tma
+        assert any(t.cluster for t in cuda.candidates(a, b)) == (hopper and by_tma)
+
+
+@pytest.mark.skipif(
+    torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0),
+    reason="needs a Hopper GPU",
+)
+def test_tile_of_wgmma_where_tma_cannot_read_is_refused() -> None:
+    # A binary without wgmma for this GPU would form the tile by mma.sync instead.
+    cuda = mma_chain.backend_module("cuda")
+    a = spread(24, 64, torch.bfloat16, 1).cuda()
+    (tile, *_) = [tile for tile in cuda.candidates(a, a) if tile.cluster]
+    a = LAYOUTS["unaligned"](a)
+    with pytest.raises(BackendError, match="must run mma_chain.product, got CUDA error 1:"):
+        cuda.product(a, a, None, None, torch.bfloat16, tile)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

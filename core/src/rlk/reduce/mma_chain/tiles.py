@@ -2,7 +2,9 @@
 """Which tile shape serves which product: the only place, for speed alone. No bit depends on it."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 # 32: of K, within which the three products of FP32 operands take turns; part of the order.
 FP32_BLOCK = 32
@@ -16,6 +18,9 @@ class Tile:
     that a tile may be 192 wide. `swap` makes the rows of b those of the tile: for few rows of a.
     `waves` is the number of programs a multiprocessor gets, each of which forms tile after tile; 0
     gives every tile a program of its own. `group` rows of tiles share the columns in the L2 cache.
+    In CUDA `cluster` says that TMA and wgmma form the tile: this many tiles side by side and one
+    below another share what they load, and one in three or two warps loads; `turns` has the others
+    form two tiles in turns.
     """
 
     m: int
@@ -27,6 +32,8 @@ class Tile:
     swap: bool = False
     waves: int = 0
     group: int = 8
+    cluster: tuple[int, int] | None = None
+    turns: bool = False
 
     @property
     def width(self) -> int:
@@ -53,8 +60,7 @@ class Table:
 
     def choose(self, m: int, n: int, k: int, *, fp32: bool) -> Tile:
         """The tile that serves a product [m, k] by [n, k]."""
-        rows = self.fp32 if fp32 else self.narrow
-        return next(row.tile for row in rows if m <= row.m and n <= row.n and k <= row.k)
+        return _first(self.fp32 if fp32 else self.narrow, m, n, k)
 
     def candidates(self, *, fp32: bool) -> tuple[Tile, ...]:
         """Every tile that `choose` may return."""
@@ -131,8 +137,79 @@ CUDA = (
     Row(Tile(64, 64, 64, 4, 4), k=128),
     Row(Tile(128, 128, 64, 8, 3)),
 )
+# Whether a and b have K as their contiguous axis.
+Reads = tuple[bool, bool]
+FORWARD, ROW_GRADIENT, PARAMETER_GRADIENT = (True, True), (True, False), (False, False)
+# BF16 and FP16 on Hopper, of operands that TMA reads: predicted, not measured, for weights
+# [6144 | 18432, 3072]. 144 and 48: 18432 and 6144 then make 128 tiles, one wave. A row or a number
+# changed here is all that changes: the kernels are generated from these rows.
+FEW_ROWS, SOME_ROWS = 64, 256
+CUDA_HOPPER: Mapping[Reads, tuple[Row, ...]] = {
+    FORWARD: (
+        Row(Tile(64, 48, 64, 8, 14, cluster=(2, 1)), m=FEW_ROWS, n=8192),
+        Row(Tile(64, 144, 64, 8, 8, cluster=(2, 1)), m=FEW_ROWS),
+        Row(Tile(128, 96, 64, 12, 7, cluster=(2, 2)), m=SOME_ROWS, n=8192),
+        Row(Tile(256, 144, 64, 12, 4, cluster=(2, 1)), m=SOME_ROWS),
+        Row(Tile(128, 192, 64, 12, 5, cluster=(1, 2), turns=True)),
+    ),
+    ROW_GRADIENT: (
+        Row(Tile(64, 32, 64, 8, 16, cluster=(4, 1)), m=FEW_ROWS, n=FEW_COLUMNS),
+        Row(Tile(64, 96, 64, 8, 9, cluster=(2, 2)), m=SOME_ROWS),
+        Row(Tile(128, 192, 64, 12, 5, cluster=(1, 2)), m=1024, n=FEW_COLUMNS),
+        Row(Tile(128, 192, 64, 12, 5, cluster=(1, 2), turns=True)),
+    ),
+    PARAMETER_GRADIENT: (Row(Tile(128, 192, 64, 12, 5, cluster=(1, 2), turns=True)),),
+}
+
+
+class WgmmaKernel(NamedTuple):
+    """What is compiled for a tile of CUDA_HOPPER: it has no side that is swapped, and no group."""
+
+    reads: Reads
+    m: int
+    n: int
+    warpgroups: int  # that multiply
+    stages: int
+    turns: bool
+    cluster: tuple[int, int]
+
+
+def wgmma_kernel(tile: Tile, reads: Reads) -> WgmmaKernel:
+    """The kernel that forms a tile of operands so read."""
+    if tile.swap:
+        reads = reads[::-1]
+    return WgmmaKernel(
+        reads, tile.m, tile.n, tile.warps // 4 - 1, tile.stages, tile.turns, tile.cluster or (1, 1)
+    )
+
+
+# In the order of their numbers.
+WGMMA_KERNELS = tuple(
+    dict.fromkeys(
+        wgmma_kernel(row.tile, reads) for reads in CUDA_HOPPER for row in CUDA_HOPPER[reads]
+    )
+)
 
 
 def choose_cuda(m: int, n: int, k: int) -> Tile:
-    """The tile of the CUDA kernel for a product [m, k] by [n, k]."""
-    return next(row.tile for row in CUDA if m <= row.m and n <= row.n and k <= row.k)
+    """The tile of mma.sync for a product [m, k] by [n, k]."""
+    return _first(CUDA, m, n, k)
+
+
+def choose_wgmma(m: int, n: int, k: int, reads: Reads) -> Tile:
+    """The tile on Hopper for a product [m, k] by [n, k] of operands that TMA reads so."""
+    if reads not in CUDA_HOPPER:
+        # Turned over it is the gradient of rows.
+        return replace(choose_wgmma(n, m, k, reads[::-1]), swap=True)
+    return _first(CUDA_HOPPER[reads], m, n, k)
+
+
+def wgmma_candidates(reads: Reads) -> tuple[Tile, ...]:
+    """Every tile that `choose_wgmma` may return."""
+    if reads not in CUDA_HOPPER:
+        return tuple(replace(tile, swap=True) for tile in wgmma_candidates(reads[::-1]))
+    return tuple(dict.fromkeys(row.tile for row in CUDA_HOPPER[reads]))
+
+
+def _first(rows: tuple[Row, ...], m: int, n: int, k: int) -> Tile:
+    return next(row.tile for row in rows if m <= row.m and n <= row.n and k <= row.k)

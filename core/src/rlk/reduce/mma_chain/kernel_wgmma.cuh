@@ -1,0 +1,273 @@
+// SPDX-License-Identifier: Apache-2.0
+// The product of mma_chain on Hopper, in BF16 and FP16: TMA loads tiles, one for all blocks of a
+// cluster that need it, and wgmma multiplies them. One warpgroup of a block loads, the others
+// consume: together one tile, or in turns a tile each. rlk_mma_chain_wgmma.h, which is generated
+// from tiles.py, has the shapes and wgmma itself. Bodies are empty for other targets than sm_90a.
+#pragma once
+#include "rlk/reduce/mma_chain/device_wgmma_result.cuh"
+#include "rlk_mma_chain_wgmma.h"
+
+namespace rlk {
+namespace {
+
+// A cluster is CN tiles wide and CM high; GROUPS warpgroups consume.
+template <bool A_K_, bool B_K_, int BM_, int BN_, int GROUPS_, int STAGES_, bool TURNS_, int CN_,
+          int CM_>
+struct WgmmaShape {
+    static constexpr bool A_K = A_K_, B_K = B_K_, TURNS = TURNS_;
+    static constexpr int BM = BM_, BN = BN_, GROUPS = GROUPS_, STAGES = STAGES_;
+    static constexpr int CN = CN_, CM = CM_, CLUSTER = CN * CM;
+    static constexpr int THREADS = WARPGROUP * (GROUPS + 1);
+    static constexpr int ROWS_A_GROUP = TURNS ? BM : BM / GROUPS;
+    static constexpr int MI = ROWS_A_GROUP / WGMMA_ROWS;
+    // The blocks of a row of tiles need the same of a, those of a column the same of b. These
+    // write into this block's tiles, and read what it writes.
+    static constexpr int PEERS = CN + CM - 1;
+    // Warps that free a stage.
+    static constexpr int CONSUMERS = (TURNS ? 1 : GROUPS) * 4 * PEERS;
+    using A = WgmmaTile<A_K, BM, CN>;
+    using B = WgmmaTile<B_K, BN, CM>;
+    // In shared memory, in this order; 2: the tiles of a warpgroup that one barrier keeps apart.
+    static constexpr int TILES = STAGES * (A::BYTES + B::BYTES);
+    static constexpr int OUTGOING = GROUPS * 4 * Outgoing<BN>::BYTES;
+    static constexpr int BIASES = GROUPS * 2 * BN * 4;
+    static constexpr int BARRIERS = (2 * STAGES + 2) * 8;
+    // 1024: the swizzle's period, to which the first tile is aligned.
+    static constexpr int SHARED = TILES + OUTGOING + BIASES + BARRIERS + 1024;
+    static_assert(MI >= 1 && MI * WGMMA_ROWS == ROWS_A_GROUP && BN % 16 == 0, "whole steps");
+    static_assert(!TURNS || GROUPS == 2, "two take turns");
+    static_assert(SHARED <= 227 * 1024, "shared memory of a block");
+};
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+// A place in the ring of stages, and the parity of its round.
+template <int STAGES> struct Ring {
+    int stage = 0;
+    uint32_t parity = 0;
+
+    __device__ __forceinline__ void next() {
+        if (++stage == STAGES) stage = 0, parity ^= 1;
+    }
+    __device__ __forceinline__ void skip(int steps) {
+        stage += steps % STAGES;
+        parity ^= steps / STAGES & 1;
+        if (stage >= STAGES) stage -= STAGES, parity ^= 1;
+    }
+};
+
+// What a block has in shared memory.
+template <typename S> struct WgmmaMemory {
+    uint32_t a, b;
+    unsigned char* outgoing;
+    float* biases;
+    uint64_t *full, *empty, *turn;
+
+    __device__ __forceinline__ explicit WgmmaMemory(unsigned char* raw) {
+        a = (shared_address(raw) + 1023) & ~1023u;
+        b = a + S::STAGES * S::A::BYTES;
+        outgoing = raw + (a - shared_address(raw)) + S::TILES;
+        biases = reinterpret_cast<float*>(outgoing + S::OUTGOING);
+        full = reinterpret_cast<uint64_t*>(outgoing + S::OUTGOING + S::BIASES);
+        empty = full + S::STAGES;
+        turn = empty + S::STAGES;
+    }
+    __device__ __forceinline__ void init_barriers() const {
+        for (int i = 0; i < S::STAGES; ++i) {
+            barrier_init(full + i, 1);
+            barrier_init(empty + i, S::CONSUMERS);
+        }
+        barrier_init(turn, 1);
+        barrier_init(turn + 1, 1);
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+};
+
+// Which tiles a block forms: `unit` counts places of its cluster, in groups of rows.
+template <typename S> struct WgmmaPlaces {
+    int units_m, units_n, units, first, stride, group, cn, cm;
+
+    __device__ __forceinline__ explicit WgmmaPlaces(const WgmmaCall& p) : group(p.group) {
+        const int rank = S::CLUSTER > 1 ? (int)rank_in_cluster() : 0;
+        cn = rank % S::CN;
+        cm = rank / S::CN;
+        const int tiles_m = (int)((p.M + S::BM - 1) / S::BM);
+        const int tiles_n = (int)((p.N + S::BN - 1) / S::BN);
+        units_m = (tiles_m + S::CM - 1) / S::CM;
+        units_n = (tiles_n + S::CN - 1) / S::CN;
+        units = units_m * units_n;
+        first = blockIdx.x / S::CLUSTER;
+        stride = gridDim.x / S::CLUSTER;
+    }
+    // First row and column of the tile; it may lie outside, at the edge of a cluster.
+    __device__ __forceinline__ void find(int unit, int& row, int& column) const {
+        const int per_group = group * units_n, above = unit / per_group * group;
+        const int height = min(units_m - above, group), rest = unit % per_group;
+        row = ((above + rest % height) * S::CM + cm) * S::BM;
+        column = (rest / height * S::CN + cn) * S::BN;
+    }
+};
+
+// One thread has TMA load this block's part of every stage.
+template <typename S>
+__device__ __forceinline__ void produce(const WgmmaMemory<S>& memory, const WgmmaPlaces<S>& places,
+                                        const CUtensorMap* map_a, const CUtensorMap* map_b,
+                                        int steps) {
+    uint16_t of_row = 0, of_column = 0;
+    for (int i = 0; i < S::CN; ++i) of_row |= (uint16_t)(1u << (places.cm * S::CN + i));
+    for (int i = 0; i < S::CM; ++i) of_column |= (uint16_t)(1u << (i * S::CN + places.cn));
+    Ring<S::STAGES> ring;
+    for (int unit = places.first; unit < places.units; unit += places.stride) {
+        int row, column;
+        places.find(unit, row, column);
+        for (int step = 0; step < steps; ++step, ring.next()) {
+            uint64_t* full = memory.full + ring.stage;
+            barrier_wait(memory.empty + ring.stage, ring.parity ^ 1);
+            barrier_expect(full, S::A::BYTES + S::B::BYTES);
+            S::A::load(memory.a + ring.stage * S::A::BYTES, map_a, full, row, step * WGMMA_BK,
+                       places.cn, of_row);
+            S::B::load(memory.b + ring.stage * S::B::BYTES, map_b, full, column, step * WGMMA_BK,
+                       places.cm, of_column);
+        }
+    }
+}
+
+// This warp has read a stage: every block that writes into it may do so again.
+template <typename S>
+__device__ __forceinline__ void release(const WgmmaMemory<S>& memory,
+                                        const WgmmaPlaces<S>& places, int stage) {
+    const int lane = threadIdx.x & 31;
+    if constexpr (S::CLUSTER == 1) {
+        if (lane == 0) barrier_arrive(memory.empty + stage);
+    } else if (lane < S::PEERS) {
+        // The blocks of the row, then the others of the column.
+        const int other = lane - S::CN < places.cm ? lane - S::CN : lane - S::CN + 1;
+        const int block =
+            lane < S::CN ? places.cm * S::CN + lane : other * S::CN + places.cn;
+        barrier_arrive_at(memory.empty + stage, (uint32_t)block);
+    }
+}
+
+// The chains of one tile over all of K.
+template <typename T, typename S>
+__device__ __forceinline__ void multiply_tile(const WgmmaMemory<S>& memory,
+                                              const WgmmaPlaces<S>& places,
+                                              Ring<S::STAGES>& ring, int steps, int group,
+                                              int continues, float (&acc)[S::MI][S::BN / 2]) {
+    int before = 0;
+    const auto block = [&](int add) {
+        barrier_wait(memory.full + ring.stage, ring.parity);
+        wgmma_fence();
+        const int first = S::TURNS ? 0 : group * S::MI * S::A::ROWS_STEP;
+        const uint32_t a = memory.a + ring.stage * S::A::BYTES + first;
+        const uint32_t b = memory.b + ring.stage * S::B::BYTES;
+#pragma unroll
+        for (int k = 0; k < WGMMA_BK / MMA_K; ++k) {
+#pragma unroll
+            for (int i = 0; i < S::MI; ++i) {
+                Wgmma<T, S::BN, S::A_K, S::B_K>::step(
+                    acc[i], S::A::descriptor(a + i * S::A::ROWS_STEP + k * S::A::K_STEP),
+                    S::B::descriptor(b + k * S::B::K_STEP), k > 0 ? 1 : add);
+            }
+        }
+        wgmma_commit();
+        before = ring.stage;
+        ring.next();
+    };
+    // ORDER: ascending K, one chain. The first block stands before the loop: ptxas runs wgmma one
+    // by one if two paths with other accumulators join between its fence and its wait.
+    block(continues);
+#pragma unroll 1
+    for (int step = 1; step < steps; ++step) {
+        const int last = before;
+        block(1);
+        wgmma_wait<1>();
+        release<S>(memory, places, last);
+    }
+    // All of this tile has arrived: the other warpgroup may wait for its own.
+    if (S::TURNS && threadIdx.x % WARPGROUP == 0) barrier_arrive(memory.turn + (group ^ 1));
+    wgmma_wait<0>();
+    release<S>(memory, places, before);
+}
+
+// Tile after tile of warpgroup `group`.
+template <typename T, typename S>
+__device__ __forceinline__ void consume(const WgmmaMemory<S>& memory, const WgmmaPlaces<S>& places,
+                                        const WgmmaCall& p, int steps, int group) {
+    constexpr int MI = S::MI, BN = S::BN, EVERY = S::TURNS ? 2 : 1;
+    const int warp = threadIdx.x / 32 % 4;
+    unsigned char* buffer = memory.outgoing + (group * 4 + warp) * Outgoing<BN>::BYTES;
+    Ring<S::STAGES> ring;
+    // In turns, the stages of the other warpgroup's tile come between.
+    if (S::TURNS && group == 1) ring.skip(steps);
+    int unit = places.first + (S::TURNS ? group * places.stride : 0), count = 0;
+    for (; unit < places.units; unit += EVERY * places.stride, ++count) {
+        int tile_row, column;
+        places.find(unit, tile_row, column);
+        const long long row =
+            (long long)tile_row + (S::TURNS ? 0 : group * S::ROWS_A_GROUP) + warp * MMA_ROWS;
+        const bool columns_have_bias = p.bias != nullptr && !p.bias_of_rows;
+        ColumnBias<BN> column_bias;
+        if (columns_have_bias) column_bias.load(p, column);
+        float acc[MI][BN / 2];
+        const bool continues = p.initial != nullptr;
+        if (continues) start_chains<MI, BN>(p, row, column, acc);
+        if (S::TURNS) barrier_wait(memory.turn + group, (group ^ 1 ^ count) & 1);
+        multiply_tile<T, S>(memory, places, ring, steps, group, continues, acc);
+        if (S::TURNS) ring.skip(steps);
+
+        float* biases = memory.biases + (group * 2 + (count & 1)) * BN;
+        if (columns_have_bias) {
+            column_bias.share(p, biases);
+            // One barrier: who overwrites these two tiles on has seen all pass the next.
+            warpgroup_sync(1 + group);
+        }
+        const Ending<MI> ending(p, columns_have_bias ? biases : nullptr, row);
+        if (p.out_dtype == kFloat32) {
+            store_fp32<MI, BN>(p, acc, ending, buffer, row, column);
+        } else {
+            store_narrow<T, MI, BN>(p, acc, ending, buffer, row, column);
+        }
+    }
+}
+
+#endif
+
+template <typename T, typename S>
+__global__ void __launch_bounds__(S::THREADS, 1)
+    chain_wgmma(const __grid_constant__ CUtensorMap map_a,
+                const __grid_constant__ CUtensorMap map_b, const __grid_constant__ WgmmaCall p) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    extern __shared__ unsigned char wgmma_memory[];
+    const WgmmaMemory<S> memory(wgmma_memory);
+    if (threadIdx.x == 0) {
+        prefetch_map(&map_a);
+        prefetch_map(&map_b);
+        memory.init_barriers();
+    }
+    __syncwarp();
+    if constexpr (S::CLUSTER > 1) {
+        cluster_sync();
+    } else {
+        __syncthreads();
+    }
+    const WgmmaPlaces<S> places(p);
+    const int steps = (int)((p.K + WGMMA_BK - 1) / WGMMA_BK);
+    const int group = __shfl_sync(0xffffffffu, (int)threadIdx.x / WARPGROUP, 0);
+    // Registers: those of three warpgroups are shared out anew, 40 and twice 232 of 504.
+    if (group == 0) {
+        if constexpr (S::GROUPS > 1) asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+        if (threadIdx.x == 0) produce<S>(memory, places, &map_a, &map_b, steps);
+        __syncwarp();
+    } else {
+        if constexpr (S::GROUPS > 1) asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+        consume<T, S>(memory, places, p, steps, group - 1);
+    }
+    // No block may leave while another arrives at its barriers or writes to its tiles.
+    __syncwarp();
+    if constexpr (S::CLUSTER > 1) cluster_sync();
+#endif
+}
+
+}  // namespace
+}  // namespace rlk
