@@ -112,8 +112,8 @@ __device__ __forceinline__ float one_plus_exp_negated(float x) {
 // 1 / (1 + e^-x)
 __device__ __forceinline__ float sigmoid(float x) { return reciprocal(one_plus_exp_negated(x)); }
 
-// 1 / d with the bits of reciprocal(d) where 2^-100 < d < 2^126: an estimate and one Newton step, as
-// hardware division takes them, without the test of the range before each.
+// 1 / d with the bits of reciprocal(d) where 2^-100 < d < 2^126: an estimate and one Newton step,
+// as hardware division takes them, without the test of the range before each.
 // check_ptx: allow rcp.approx.ftz.f32 (the step rounds it correctly; a test holds all d to it)
 __device__ __forceinline__ float reciprocal_in_range(float d) {
   float estimate;
@@ -123,7 +123,7 @@ __device__ __forceinline__ float reciprocal_in_range(float d) {
 
 // 1 / sqrt(x) with the bits of reciprocal(sqrt(x)). One test of the range serves both operations,
 // which are taken there as hardware takes them.
-// check_ptx: allow rsqrt.approx.ftz.f32 (two steps round the root correctly; a test holds all x to it)
+// check_ptx: allow rsqrt.approx.ftz.f32 (a step rounds it correctly; a test holds all x to it)
 __device__ __forceinline__ float reciprocal_root(float x) {
   if (x >= 0x1p-100f && x <= 0x1p100f) {
     float estimate;

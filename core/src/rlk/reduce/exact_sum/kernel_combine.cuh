@@ -3,6 +3,8 @@
 #pragma once
 #include <cuda_runtime.h>
 
+#include <atomic>
+
 #include "rlk/reduce/exact_sum/device_cuda.cuh"
 
 namespace rlk {
@@ -94,7 +96,7 @@ __device__ __noinline__ void finish_sums(Partials partials, ExactState rest, lon
 }
 
 // What the second pass waits for: all of the first, whose blocks say with `let_second_pass_start`
-// that its own may come up.
+// that its own may come up. Code for older devices has neither, and `may_start_early` tells.
 __device__ __forceinline__ void wait_for_first_pass() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -106,7 +108,7 @@ __device__ __forceinline__ void let_second_pass_start() {
 #endif
 }
 
-// Without rests, the state holds what was deeper than the partials, or zeros, and the counters. 
+// Without rests, the state holds what was deeper than the partials, or zeros, and the counters.
 static __global__ void __launch_bounds__(COMBINE_THREADS)
     combine_partials(Partials partials, int blocks, ExactState state) {
     constexpr int WARPS = COMBINE_THREADS / 32, STEP = COMBINE_THREADS / COMBINE_COLUMNS;
@@ -155,14 +157,31 @@ static __global__ void __launch_bounds__(COMBINE_THREADS)
 #pragma unroll
     for (int i = 0; i < LIMBS; ++i) limb[i] = totals[i][place];
     const long long counter[STATE_ROWS - LIMBS] = {totals[LIMBS][place], totals[LIMBS + 1][place],
-                                  totals[LIMBS + 2][place]};
+                                                   totals[LIMBS + 2][place]};
     store_state(state, column, limb, counter);
+}
+
+// Whether blocks of `combine_partials` may come up while the last of the first pass work: they must
+// be of code that waits, which what the driver makes of the PTX of an older generation is not.
+inline bool may_start_early(int device) {
+    constexpr int DEVICES = 16;
+    static std::atomic<int> known[DEVICES];
+    std::atomic<int>* place = device < DEVICES ? &known[device] : nullptr;
+    if (place != nullptr && *place != 0) return *place > 0;
+    int driver = 0;
+    cudaFuncAttributes attributes{};
+    // 12030: the first CUDA whose graphs take such launches too.
+    const bool may = cudaDriverGetVersion(&driver) == cudaSuccess && driver >= 12030 &&
+                     cudaFuncGetAttributes(&attributes, combine_partials) == cudaSuccess &&
+                     attributes.ptxVersion >= 90;
+    if (place != nullptr) *place = may ? 1 : -1;
+    return may;
 }
 
 // Combine into a state; without rests, into one that the first pass has zeroed and may have added
 // to.
-inline cudaError_t launch_combine(Partials partials, int blocks, ExactState state,
-                                  int device, cudaStream_t stream) {
+inline cudaError_t launch_combine(Partials partials, int blocks, ExactState state, int device,
+                                  cudaStream_t stream) {
     const int grid = (int)((state.columns + COMBINE_COLUMNS - 1) / COMBINE_COLUMNS);
     cudaLaunchConfig_t config{};
     config.gridDim = dim3(grid);
@@ -172,10 +191,8 @@ inline cudaError_t launch_combine(Partials partials, int blocks, ExactState stat
     early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     early.val.programmaticStreamSerializationAllowed = 1;
     config.attrs = &early;
-    // Its blocks may come up while the last of the first pass work. 9: the first that can.
-    int capability = 0;
-    cudaDeviceGetAttribute(&capability, cudaDevAttrComputeCapabilityMajor, device);
-    config.numAttrs = partials.rest != nullptr && capability >= 9;
+    // Without rests it reads, before it waits, what the first pass adds to.
+    config.numAttrs = partials.rest != nullptr && may_start_early(device);
     return cudaLaunchKernelEx(&config, combine_partials, partials, blocks, state);
 }
 
