@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Exact column sums in CUDA. A thread owns a few columns and adds FP32 contributions to FP64
-// levels: the first takes terms of a window of magnitudes, where no addition rounds; other terms go
-// deeper, with what an addition there loses, and from the last level to an integer state.
-// Windows follow the data, and no bit depends on them.
+// levels: what an addition to one loses, exactly, goes one level deeper, and from the last to an
+// integer state. So no order can matter. `ProvenSums` adds to the first level what two subtractions
+// prove to be exact, `WindowSums` in window_cuda.cuh what is of a window of magnitudes.
 #pragma once
 #include "rlk/math/device_cuda.cuh"
 
@@ -69,9 +69,9 @@ __device__ __forceinline__ double two_sum(double a, double b, double& error) {
 // What the blocks of a first pass leave to the second, `kernel_combine.cuh`: finite doubles whose
 // exact sum, with the blocks' rests or what went to the state, is that of the blocks' terms.
 struct Partials {
-    double* values;   // [blocks][parts][PARTIAL_LEVELS][columns]
+    double* values;  // [blocks][parts][PARTIAL_LEVELS][columns]
     long long* rest;  // [blocks][STATE_ROWS][columns], read where a flag says so; null without
-    int* found;       // [blocks][flags]
+    int* found;  // [blocks][flags]
     long long columns;
     int parts;  // of a block: partials that it leaves for each column
 
@@ -113,14 +113,6 @@ template <int COLUMNS, typename Rest = ExactState> struct ColumnSums {
     double level[COLUMNS];
     double* deeper;  // [LEVELS - 1][COLUMNS][threads], this thread's
     int threads;
-    // Magnitudes of the terms that the first level takes, and how many rows of them it does before
-    // it is looked at: such a term is a multiple of 2^-23 times the smallest, and a sum below ROOM
-    // times the largest stays below 2^53 of these with TAKEN more, so that no addition rounds.
-    float least, most;
-    int left;
-
-    static constexpr int BINADES = 27, TAKEN = 4, ROOM = 4;
-    static_assert(BINADES + 3 + 23 == 53 && TAKEN + ROOM == 1 << 3, "first-level sums are exact");
 
     // What a block of `threads` needs in shared memory.
     __host__ __device__ static constexpr int doubles(int threads) {
@@ -129,107 +121,10 @@ template <int COLUMNS, typename Rest = ExactState> struct ColumnSums {
 
     __device__ __forceinline__ void clear(double* shared, int block_threads) {
         threads = block_threads;
-        least = most = 0.0f;
-        left = 0;
         deeper = shared + threadIdx.x;
 #pragma unroll
         for (int i = 0; i < COLUMNS; ++i) level[i] = 0.0;
         for (int i = 0; i < (LEVELS - 1) * COLUMNS; ++i) deeper[i * threads] = 0.0;
-    }
-    // Terms of a few rows.
-    template <int ROWS>
-    __device__ __forceinline__ void add(const float (&terms)[ROWS][COLUMNS], Rest lost,
-                                        long long column) {
-        make_room<ROWS>(lost, column);
-#pragma unroll
-        for (int u = 0; u < ROWS; ++u) add_row(terms[u], lost, column);
-    }
-    // Before `add_row` is called ROWS times: empty the first level if its sums have grown.
-    template <int ROWS>
-    __device__ __forceinline__ void make_room(Rest lost, long long column) {
-        static_assert(ROWS <= TAKEN, "rows fit");
-        if (left >= ROWS) return;
-        const double room = __dmul_rn((double)most, ROOM);
-        bool roomy = true;
-#pragma unroll
-        for (int i = 0; i < COLUMNS; ++i) roomy &= fabs(level[i]) <= room;
-        if (!roomy) *this = emptied(*this, lost, column);
-        left = TAKEN;
-    }
-    // One branch for all columns, so that their additions overlap.
-    __device__ __forceinline__ void add_row(const float (&terms)[COLUMNS], Rest lost,
-                                            long long column) {
-        bool all = true;
-#pragma unroll
-        for (int i = 0; i < COLUMNS; ++i) all &= takes(terms[i]);
-        if (!all) {
-            // Zeros may be added too; most rows have none to test for.
-            all = true;
-#pragma unroll
-            for (int i = 0; i < COLUMNS; ++i) all &= takes(terms[i]) | (terms[i] == 0.0f);
-        }
-        if (all) {
-#pragma unroll
-            for (int i = 0; i < COLUMNS; ++i) level[i] = __dadd_rn(level[i], (double)terms[i]);
-        } else {
-            Values<COLUMNS> row;
-#pragma unroll
-            for (int i = 0; i < COLUMNS; ++i) row.at[i] = terms[i];
-            *this = sifted(*this, row, lost, column);
-        }
-        --left;
-    }
-    __device__ __forceinline__ bool takes(float term) const {
-        return (fabsf(term) >= least) & (fabsf(term) < most);
-    }
-    // What seldom happens is a function of its own, by value, so that loops stay short and their
-    // sums in registers.
-    static __device__ __noinline__ ColumnSums emptied(ColumnSums sums, Rest lost,
-                                                      long long column) {
-        for (int i = 0; i < COLUMNS; ++i) {
-            sums.add_deeper(i, sums.level[i], lost, column);
-            sums.level[i] = 0.0;
-        }
-        return sums;
-    }
-    // Add terms that the first level takes to it, and others deeper.
-    static __device__ __noinline__ ColumnSums sifted(ColumnSums sums, Values<COLUMNS> terms,
-                                                     Rest lost, long long column) {
-        float largest = 0.0f;
-        for (int i = 0; i < COLUMNS; ++i) {
-            if (isfinite(terms.at[i])) largest = fmaxf(largest, fabsf(terms.at[i]));
-        }
-        // Down, the window follows at some rows only: scales may alternate.
-        if (largest >= sums.most ||
-            (sums.left == TAKEN && largest < sums.least && largest > 0.0f)) {
-            sums = emptied(sums, lost, column);
-            sums.move_window(largest);
-        }
-        for (int i = 0; i < COLUMNS; ++i) {
-            const float term = terms.at[i];
-            if (sums.takes(term)) {
-                sums.level[i] = __dadd_rn(sums.level[i], (double)term);
-            } else if (isfinite(term)) {
-                sums.add_deeper(i, (double)term, lost, column);
-            } else {
-                lost.count_special(column + i, term);
-            }
-        }
-        return sums;
-    }
-    // Have the first level take terms of up to 8 times the magnitude of `largest`.
-    __device__ __forceinline__ void move_window(float largest) {
-        // Exponent fields. 254 is the highest that a finite number has; from 0 on, all are taken.
-        const int highest = min((int)(__float_as_uint(largest) >> 23) + 4, 254);
-        const int lowest = highest - BINADES;
-        most = __uint_as_float((uint32_t)highest << 23);
-        least = __uint_as_float(lowest > 0 ? (uint32_t)lowest << 23 : 1u);
-    }
-    // What no level takes is told to `lost`.
-    __device__ __forceinline__ void add_deeper(int i, double term, Rest lost,
-                                               long long column) const {
-        for (int d = 1; d < LEVELS && term != 0.0; ++d) at(d, i) = two_sum(at(d, i), term, term);
-        if (term != 0.0) lost.add_exact(column + i, term);
     }
     __device__ __forceinline__ double& at(int d, int i) const {
         return deeper[((d - 1) * COLUMNS + i) * threads];
@@ -241,8 +136,9 @@ template <int COLUMNS, typename Rest = ExactState> struct ColumnSums {
             for (int d = 1; d < LEVELS; ++d) state.add_exact(column + i, at(d, i));
         }
     }
-    // The same of a whole block, whose threads have all columns from `first` on in order: neighbours
-    // in memory are added by neighbouring threads. `staged` is shared memory of `staged_doubles`.
+    // The same of a whole block, whose threads have all columns from `first` on in order, so that
+    // neighbours in memory are added by neighbouring threads. `staged` is shared memory of
+    // `staged_doubles`.
     __host__ __device__ static constexpr int staged_doubles(int threads) {
         return COLUMNS * (threads + 1);
     }
@@ -273,7 +169,8 @@ template <int COLUMNS, typename Rest = ExactState> struct ColumnSums {
 #pragma unroll
         for (int i = 0; i < COLUMNS; ++i) {
             if (column + i >= state.columns) break;
-            store_column(to, state, column + i, deep, [&](int d) { return d ? at(d, i) : level[i]; });
+            store_column(to, state, column + i, deep,
+                         [&](int d) { return d ? at(d, i) : level[i]; });
         }
         if (threadIdx.x % 32 == 0 && column < state.columns) to.flag(blockIdx.x, column) = deep;
     }
@@ -305,7 +202,8 @@ template <int COLUMNS, typename Rest = ExactState> struct ColumnSums {
         const bool deep = __syncthreads_or(is_deep());
         const int place = threadIdx.x % WIDTH, part = threadIdx.x / WIDTH;
         // The first thread of the column in this part's first group.
-        const int from = place % COLUMNS * THREADS + place / COLUMNS + part * LANES * (GROUPS / PARTS);
+        const int from =
+            place % COLUMNS * THREADS + place / COLUMNS + part * LANES * (GROUPS / PARTS);
         const bool inside = first + place < to.columns;
         double total[LEVELS] = {0.0};
         const double* sums = staged;
@@ -347,6 +245,95 @@ template <int COLUMNS, typename Rest = ExactState> struct ColumnSums {
         }
         if (left == 0.0) return;
         for (int g = 0; g < GROUPS; ++g) rest.add_exact(column, values[g]);
+    }
+};
+
+// Sums whose additions to the first level are kept if they are exact, which two subtractions prove.
+template <int COLUMNS, typename Rest = ExactState>
+struct ProvenSums : ColumnSums<COLUMNS, Rest> {
+    using ColumnSums<COLUMNS, Rest>::level;
+    using ColumnSums<COLUMNS, Rest>::at;
+
+    bool spread;  // the last terms spread over levels: the next ones are not tried on one
+
+    __device__ __forceinline__ void clear(double* shared, int block_threads) {
+        ColumnSums<COLUMNS, Rest>::clear(shared, block_threads);
+        spread = false;
+    }
+    // Terms of a few rows; one branch for all, so that their additions overlap.
+    template <int ROWS>
+    __device__ __forceinline__ void add(const float (&terms)[ROWS][COLUMNS], Rest lost,
+                                        long long column) {
+        if (!spread && add_exactly(terms)) return;
+        spread = false;
+#pragma unroll
+        for (int u = 0; u < ROWS; ++u) spread |= add_inexact(terms[u], lost, column);
+    }
+    // To the first level alone, if it loses nothing.
+    template <int ROWS>
+    __device__ __forceinline__ bool add_exactly(const float (&terms)[ROWS][COLUMNS]) {
+        double sum[COLUMNS];
+        bool exact = true;
+#pragma unroll
+        for (int i = 0; i < COLUMNS; ++i) {
+            sum[i] = level[i];
+#pragma unroll
+            for (int u = 0; u < ROWS; ++u) {
+                const double term = (double)terms[u][i], before = sum[i];
+                sum[i] = __dadd_rn(before, term);
+                exact &= (__dsub_rn(sum[i], before) == term) & (__dsub_rn(sum[i], term) == before);
+            }
+        }
+        if (!exact) return false;
+#pragma unroll
+        for (int i = 0; i < COLUMNS; ++i) level[i] = sum[i];
+        return true;
+    }
+    // What the first level loses goes deeper. No branch and no store stands between the columns,
+    // so that their chains of additions overlap. Whether anything was lost.
+    __device__ __forceinline__ bool add_inexact(const float (&terms)[COLUMNS], Rest lost,
+                                                long long column) {
+        double rest[COLUMNS];
+        bool special = false, left = false;
+#pragma unroll
+        for (int i = 0; i < COLUMNS; ++i) {
+            rest[i] = isfinite(terms[i]) ? (double)terms[i] : 0.0;
+            special |= !isfinite(terms[i]);
+        }
+        if (special) count_specials(terms, lost, column);
+#pragma unroll
+        for (int i = 0; i < COLUMNS; ++i) {
+            level[i] = two_sum(level[i], rest[i], rest[i]);
+            left |= rest[i] != 0.0;
+        }
+        if (!left) return false;
+#pragma unroll
+        for (int d = 1; d < LEVELS; ++d) {
+            left = false;
+            double sum[COLUMNS];
+#pragma unroll
+            for (int i = 0; i < COLUMNS; ++i) sum[i] = at(d, i);
+#pragma unroll
+            for (int i = 0; i < COLUMNS; ++i) {
+                sum[i] = two_sum(sum[i], rest[i], rest[i]);
+                left |= rest[i] != 0.0;
+            }
+#pragma unroll
+            for (int i = 0; i < COLUMNS; ++i) at(d, i) = sum[i];
+            if (!left) return true;
+        }
+#pragma unroll
+        for (int i = 0; i < COLUMNS; ++i) {
+            if (rest[i] != 0.0) lost.add_exact(column + i, rest[i]);
+        }
+        return true;
+    }
+    __device__ __forceinline__ static void count_specials(const float (&terms)[COLUMNS],
+                                                          Rest lost, long long column) {
+#pragma unroll
+        for (int i = 0; i < COLUMNS; ++i) {
+            if (!isfinite(terms[i])) lost.count_special(column + i, terms[i]);
+        }
     }
 };
 

@@ -4,6 +4,7 @@
 
 #include "rlk/cuda/rows.cuh"
 #include "rlk/reduce/exact_sum/kernel_round.cuh"
+#include "rlk/reduce/exact_sum/window_cuda.cuh"
 
 namespace rlk {
 namespace {
@@ -17,7 +18,7 @@ template <typename T>
 __global__ void __launch_bounds__(THREADS) add_rows(Rows<T> rows, long long count,
                                                     ExactState state) {
     extern __shared__ double shared[];
-    ColumnSums<1> sums;
+    WindowSums<1> sums;
     sums.clear(shared, THREADS);
     const long long column = (long long)blockIdx.x * THREADS + threadIdx.x;
     if (column >= state.columns) return;
@@ -54,7 +55,7 @@ int rlk_exact_sum_add_rows(const ExactSumRows* a) {
     // 65 535: the largest second dimension of a grid; further rows are looped over.
     const long long tall = (a->count + rlk::BLOCK_ROWS - 1) / rlk::BLOCK_ROWS;
     const dim3 grid(rlk::blocks(a->columns), (unsigned)(tall < 65535 ? tall : 65535));
-    const int shared = rlk::ColumnSums<1>::doubles(rlk::THREADS) * (int)sizeof(double);
+    const int shared = rlk::WindowSums<1>::doubles(rlk::THREADS) * (int)sizeof(double);
     return rlk::by_dtype(a->dtype, [&](auto zero) {
         using T = decltype(zero);
         const rlk::Rows<T> rows{static_cast<const T*>(a->rows), a->row_stride, a->column_stride};

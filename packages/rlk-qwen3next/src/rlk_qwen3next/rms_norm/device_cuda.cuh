@@ -5,7 +5,7 @@
 #include "rlk/cuda/launch.cuh"
 #include "rlk/cuda/rows.cuh"
 #include "rlk/math/table_cuda.cuh"
-#include "rlk/reduce/exact_sum/device_cuda.cuh"
+#include "rlk/reduce/exact_sum/window_cuda.cuh"
 #include "rlk/reduce/row_sum/block_cuda.cuh"
 
 namespace rlk {

@@ -90,7 +90,7 @@ __device__ __forceinline__ void first_half(const NormArguments<T>& a, Sigmoids s
                                            const Turns<TURN_ROWS>& turns, int turn, ExactState rest,
                                            int column, int count, const float (&weight)[ELEMENTS],
                                            const BackwardRow<T> (&rows)[TURN_ROWS],
-                                           ColumnSums<ELEMENTS>& sums,
+                                           WindowSums<ELEMENTS>& sums,
                                            float (&g)[TURN_ROWS][ELEMENTS],
                                            float (&dots)[TURN_ROWS]) {
     const bool summed = a.state != nullptr && count > 0;
@@ -121,7 +121,7 @@ template <typename T, typename N, bool VECTOR, int LANES, int THREADS> struct Na
 
     static constexpr int STAGED = ELEMENTS * THREADS * (int)sizeof(double);
     static constexpr int LEVEL_BYTES =
-        ColumnSums<ELEMENTS>::doubles(THREADS) * (int)sizeof(double);
+        WindowSums<ELEMENTS>::doubles(THREADS) * (int)sizeof(double);
     static constexpr int RING_BYTES =
         Source::bytes(THREADS) > STAGED ? Source::bytes(THREADS) : STAGED;
     static constexpr int REST_BYTES = STATE_ROWS * WIDTH * (int)sizeof(long long);
@@ -146,7 +146,7 @@ __global__ void __launch_bounds__(THREADS, 512 / THREADS) backward_narrow(NormAr
     float weight[ELEMENTS];
     offset_weight(a.weight, a.weight_dtype, a.weight_stride, a.weight_offset, column, a.columns,
                   weight);
-    ColumnSums<ELEMENTS> sums;
+    WindowSums<ELEMENTS> sums;
     sums.clear(shared, THREADS);
     const ExactState rest{reinterpret_cast<long long*>(rest_at), Layout::WIDTH};
     for (int i = threadIdx.x; i < STATE_ROWS * Layout::WIDTH; i += THREADS) rest.data[i] = 0;
@@ -191,7 +191,7 @@ __global__ void __launch_bounds__(THREADS, BLOCKS) backward_wide(NormArguments<T
     float weight[ELEMENTS];
     offset_weight(a.weight, a.weight_dtype, a.weight_stride, a.weight_offset, column, a.columns,
                   weight);
-    ColumnSums<ELEMENTS> sums;
+    WindowSums<ELEMENTS> sums;
     sums.clear(shared, blockDim.x);
     const Turns<TURN_ROWS> turns(a.rows, (long long)blockIdx.x * TURN_ROWS, 1,
                       (long long)gridDim.x * TURN_ROWS);

@@ -86,7 +86,7 @@ struct BackwardPlan {
 template <auto KERNEL, typename Source>
 BackwardPlan plan_backward(int threads, int device, long long work) {
     const int bytes =
-        ColumnSums<ELEMENTS>::doubles(threads) * (int)sizeof(double) + Source::bytes(threads);
+        WindowSums<ELEMENTS>::doubles(threads) * (int)sizeof(double) + Source::bytes(threads);
     return {grid_size<KERNEL>(threads, bytes, device, work), threads, bytes};
 }
 

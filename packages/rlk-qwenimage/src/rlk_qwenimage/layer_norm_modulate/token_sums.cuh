@@ -25,7 +25,7 @@ struct TokenRest {
     }
 };
 
-using TokenSums = ColumnSums<ELEMENTS, TokenRest>;
+using TokenSums = ProvenSums<ELEMENTS, TokenRest>;
 
 // Where the sums of one of dscale and dshift go: rounded to `out` by the block itself, or to the
 // state of a group of samples, of which this one begins at `first`.
