@@ -48,9 +48,10 @@ template <typename T> struct NormArguments {
     bool silu;
 };
 
-// Rows that a lane works on at once. 1 in forward, where the next are loaded meanwhile; 2 in backward,
-// which share the steps that a row takes once (trees, barrier).
+// Rows that a lane works on at once. 1 in forward: the next is loaded meanwhile.
 constexpr int FORWARD_ROWS = 1;
+// 2 in backward: more in flight, and the steps that a row takes once (trees, quotient, barrier) are
+// shared.
 constexpr int TURN_ROWS = 2;
 
 // Which rows a lane works on: ROWS of them `apart` from each other in a turn.

@@ -19,14 +19,13 @@ struct BackwardTerms {
 // is infinite and 0 * rstd would be NaN.
 template <typename N, bool VECTOR, typename T, typename Sigmoids>
 __device__ __forceinline__ BackwardTerms backward_terms(const NormArguments<T>& a,
-                                                        Sigmoids sigmoids, const BackwardRow<T>& r, int inside,
+                                                        Sigmoids sigmoids, const BackwardRow<T>& r,
+                                                        int inside,
                                                         const float (&weight)[ELEMENTS]) {
     float dy[ELEMENTS], x[ELEMENTS], act[ELEMENTS], derivative[ELEMENTS];
     unpack(r.dy, dy);
     unpack(r.x, x);
-    if (N::GATED) {
-        activate(sigmoids, r.beside, a.silu, act, derivative);
-    }
+    if (N::GATED) activate(sigmoids, r.beside, a.silu, act, derivative);
     BackwardTerms t;
 #pragma unroll
     for (int i = 0; i < ELEMENTS; ++i) {
@@ -47,8 +46,8 @@ template <typename T, typename N> struct GradientCursor {
     T *dx, *dgate;
     long long apart, step;
 
-    __device__ __forceinline__ GradientCursor(const NormArguments<T>& a, const Turns<TURN_ROWS>& turns,
-                                              int column)
+    __device__ __forceinline__ GradientCursor(const NormArguments<T>& a,
+                                              const Turns<TURN_ROWS>& turns, int column)
         : dx(a.dx + turns.row * a.columns + column),
           dgate(a.dgate + turns.row * a.columns + column), apart(turns.apart * a.columns),
           step(turns.step * a.columns) {}
@@ -60,9 +59,9 @@ template <typename T, typename N> struct GradientCursor {
 
 // dx of the rows of a turn; a lane has the dot product of row `threadIdx.x % TURN_ROWS`.
 template <typename N, bool VECTOR, typename T>
-__device__ __forceinline__ void store_dx(const NormArguments<T>& a,
-                                         const GradientCursor<T, N>& out, const Turns<TURN_ROWS>& turns,
-                                         int turn, int count, const float (&g)[TURN_ROWS][ELEMENTS],
+__device__ __forceinline__ void store_dx(const NormArguments<T>& a, const GradientCursor<T, N>& out,
+                                         const Turns<TURN_ROWS>& turns, int turn, int count,
+                                         const float (&g)[TURN_ROWS][ELEMENTS],
                                          const BackwardRow<T> (&rows)[TURN_ROWS], float dot) {
     const float own = divide(dot, a.length);
 #pragma unroll
@@ -83,16 +82,14 @@ __device__ __forceinline__ void store_dx(const NormArguments<T>& a,
 }
 
 // What a lane does with the rows of a turn before their dot products are complete: dgate, the
-// column sums, and its share of the dot products.
+// column sums, and its share of the dot products. `rest` takes what fits no level of the sums; the
+// lane's first column is `column` there.
 template <typename N, bool VECTOR, typename T, typename Sigmoids>
-__device__ __forceinline__ void first_half(const NormArguments<T>& a, Sigmoids sigmoids,
-                                           const GradientCursor<T, N>& out,
-                                           const Turns<TURN_ROWS>& turns, int turn, ExactState rest,
-                                           int column, int count, const float (&weight)[ELEMENTS],
-                                           const BackwardRow<T> (&rows)[TURN_ROWS],
-                                           WindowSums<ELEMENTS>& sums,
-                                           float (&g)[TURN_ROWS][ELEMENTS],
-                                           float (&dots)[TURN_ROWS]) {
+__device__ __forceinline__ void first_half(
+    const NormArguments<T>& a, Sigmoids sigmoids, const GradientCursor<T, N>& out,
+    const Turns<TURN_ROWS>& turns, int turn, ExactState rest, int column, int count,
+    const float (&weight)[ELEMENTS], const BackwardRow<T> (&rows)[TURN_ROWS],
+    WindowSums<ELEMENTS>& sums, float (&g)[TURN_ROWS][ELEMENTS], float (&dots)[TURN_ROWS]) {
     const bool summed = a.state != nullptr && count > 0;
     if (summed) sums.make_room<TURN_ROWS>(rest, column);
 #pragma unroll
@@ -109,24 +106,27 @@ __device__ __forceinline__ void first_half(const NormArguments<T>& a, Sigmoids s
     }
 }
 
-// 512: threads of a block that fills a table first; all that a processor holds.
+// 512: threads of a block that fills a table first; with 128 registers, all that a processor holds.
 constexpr int BACKWARD_TABLE_THREADS = 512;
 
-// Shared memory of `backward_narrow`, in this order; the ring's becomes that of merging.
+// Shared memory of `backward_narrow`, in this order: deeper levels of the sums, the ring, in whose
+// place they are merged, their rest, and the table.
 template <typename T, typename N, bool VECTOR, int LANES, int THREADS> struct NarrowLayout {
-    using Source = RowSource<T, N, VECTOR, THREADS>;
     static constexpr bool TABLE = THREADS == BACKWARD_TABLE_THREADS;
+    // A table takes the room of half the ring.
+    using Source = RowSource<T, N, VECTOR, TABLE ? TURN_ROWS : ROWS_AHEAD<T>>;
+    using Sigmoids = std::conditional_t<TABLE, DerivativeTable, ComputedSigmoids>;
     static constexpr int WIDTH = LANES * ELEMENTS;
-    using Table = DerivativeTable;
 
     static constexpr int STAGED = ELEMENTS * THREADS * (int)sizeof(double);
-    static constexpr int LEVEL_BYTES =
-        WindowSums<ELEMENTS>::doubles(THREADS) * (int)sizeof(double);
+    static constexpr int LEVEL_BYTES = WindowSums<ELEMENTS>::doubles(THREADS) * (int)sizeof(double);
     static constexpr int RING_BYTES =
         Source::bytes(THREADS) > STAGED ? Source::bytes(THREADS) : STAGED;
     static constexpr int REST_BYTES = STATE_ROWS * WIDTH * (int)sizeof(long long);
     static constexpr int BYTES =
-        LEVEL_BYTES + RING_BYTES + REST_BYTES + (TABLE ? Table::BYTES : 0);
+        LEVEL_BYTES + RING_BYTES + REST_BYTES + (TABLE ? DerivativeTable::BYTES : 0);
+    static_assert(LEVEL_BYTES % 16 == 0 && RING_BYTES % 16 == 0 && REST_BYTES % 16 == 0,
+                  "each begins at a 16-byte word");
 };
 
 // Rows of at most 256 columns, or 256 columns of longer rows where only their sums are wanted:
@@ -134,7 +134,7 @@ template <typename T, typename N, bool VECTOR, int LANES, int THREADS> struct Na
 template <typename T, typename N, bool VECTOR, int LANES, int THREADS>
 __global__ void __launch_bounds__(THREADS, 512 / THREADS) backward_narrow(NormArguments<T> a) {
     using Layout = NarrowLayout<T, N, VECTOR, LANES, THREADS>;
-    extern __shared__ double shared[];
+    extern __shared__ __align__(16) double shared[];
     char* const ring = reinterpret_cast<char*>(shared) + Layout::LEVEL_BYTES;
     char* const rest_at = ring + Layout::RING_BYTES;
     constexpr int GROUPS = THREADS / LANES;
@@ -150,10 +150,11 @@ __global__ void __launch_bounds__(THREADS, 512 / THREADS) backward_narrow(NormAr
     sums.clear(shared, THREADS);
     const ExactState rest{reinterpret_cast<long long*>(rest_at), Layout::WIDTH};
     for (int i = threadIdx.x; i < STATE_ROWS * Layout::WIDTH; i += THREADS) rest.data[i] = 0;
-    std::conditional_t<Layout::TABLE, typename Layout::Table, ComputedSigmoids> sigmoids;
+    typename Layout::Sigmoids sigmoids;
     if constexpr (Layout::TABLE) {
-        sigmoids = Layout::Table::fill(rest_at + Layout::REST_BYTES, a.silu);
+        sigmoids = DerivativeTable::fill(rest_at + Layout::REST_BYTES, a.silu);
     }
+    // The rest is zero and the table full from here on.
     __syncthreads();
     GradientCursor<T, N> out(a, turns, column);
     // Lane 0 has the most turns: a warp takes them together, for its shuffles.
@@ -177,14 +178,17 @@ __global__ void __launch_bounds__(THREADS, 512 / THREADS) backward_narrow(NormAr
     sums.template merge<LANES, THREADS>(a.partials, rest, blockIdx.y * CHUNK,
                                         reinterpret_cast<double*>(ring));
     if (gridDim.x > 1) return;
-    finish_sums<Layout::WIDTH>(a.partials, rest, blockIdx.y * CHUNK,
-                               {a.state, a.columns});
+    finish_sums<Layout::WIDTH>(a.partials, rest, blockIdx.y * CHUNK, {a.state, a.columns});
 }
+
+// Longer blocks have no room for a ring.
+template <typename T, typename N, bool VECTOR, int THREADS>
+using WideSource = RowSource<T, N, VECTOR, THREADS <= 256 ? ROWS_AHEAD<T> : 0>;
 
 // Rows of 257 to 8192 columns: a block holds TURN_ROWS rows, a thread always the same 8 columns.
 template <typename T, typename N, bool VECTOR, int THREADS, int BLOCKS>
 __global__ void __launch_bounds__(THREADS, BLOCKS) backward_wide(NormArguments<T> a) {
-    extern __shared__ double shared[];
+    extern __shared__ __align__(16) double shared[];
     __shared__ ChunkSums<THREADS / 32, TURN_ROWS> chunks;
     const int column = threadIdx.x * ELEMENTS;
     const int count = elements_inside(column, a.columns);
@@ -194,9 +198,9 @@ __global__ void __launch_bounds__(THREADS, BLOCKS) backward_wide(NormArguments<T
     WindowSums<ELEMENTS> sums;
     sums.clear(shared, blockDim.x);
     const Turns<TURN_ROWS> turns(a.rows, (long long)blockIdx.x * TURN_ROWS, 1,
-                      (long long)gridDim.x * TURN_ROWS);
-    RowSource<T, N, VECTOR, THREADS> source(a, turns, column, blockDim.x,
-                                                shared + sums.doubles(blockDim.x));
+                                 (long long)gridDim.x * TURN_ROWS);
+    WideSource<T, N, VECTOR, THREADS> source(a, turns, column, blockDim.x,
+                                             shared + sums.doubles(blockDim.x));
     GradientCursor<T, N> out(a, turns, column);
     chunks.clear();
     for (int turn = 0; turn < turns.of[0]; ++turn) {
@@ -233,7 +237,8 @@ __global__ void __launch_bounds__(WIDE_WARPS * 32) backward_long(NormArguments<T
                 const Turns<TURN_ROWS> turns(a.rows, row, 0, a.rows);
                 BackwardRow<T> r[TURN_ROWS];
                 RowByRow<T, N, false>(a, turns, column, 0, nullptr).next(0, r);
-                const BackwardTerms t = backward_terms<N, false>(a, ComputedSigmoids(), r[0], count, weight);
+                const BackwardTerms t =
+                    backward_terms<N, false>(a, ComputedSigmoids(), r[0], count, weight);
                 if (pass == 0) {
                     const float sum = chunk_tree<32>(lane_dot(t.g, t.xhat));
                     if (lane == 0) dots[chunk] = sum;

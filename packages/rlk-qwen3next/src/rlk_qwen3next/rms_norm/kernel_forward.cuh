@@ -35,8 +35,8 @@ template <typename T, bool VECTOR> struct ForwardRows {
     Packed<T> x[FORWARD_ROWS], beside[FORWARD_ROWS];
 
     // Put sums in the place of x and store them; `out` is where the first row of the turn goes.
-    __device__ __forceinline__ void add_residual(const Turns<FORWARD_ROWS>& turns, int turn, int count, T* out,
-                                                 long long columns) {
+    __device__ __forceinline__ void add_residual(const Turns<FORWARD_ROWS>& turns, int turn,
+                                                 int count, T* out, long long columns) {
 #pragma unroll
         for (int u = 0; u < FORWARD_ROWS; ++u) {
             x[u] = rounded_sum(x[u], beside[u]);
@@ -59,14 +59,15 @@ template <typename T, typename N, bool VECTOR> struct ForwardSource {
     Cursor<T> x, beside;
     ForwardRows<T, VECTOR> ahead;
 
-    __device__ __forceinline__ ForwardSource(const NormArguments<T>& a, const Turns<FORWARD_ROWS>& turns,
-                                             int column, int count)
+    __device__ __forceinline__ ForwardSource(const NormArguments<T>& a,
+                                             const Turns<FORWARD_ROWS>& turns, int column,
+                                             int count)
         : x(a.x, turns.row, column, turns.step),
           beside(N::BESIDE ? a.beside : a.x, turns.row, column, turns.step) {
         fetch(a, turns, 0, count);
     }
-    __device__ __forceinline__ void fetch(const NormArguments<T>& a, const Turns<FORWARD_ROWS>& turns, int turn,
-                                          int count) {
+    __device__ __forceinline__ void fetch(const NormArguments<T>& a,
+                                          const Turns<FORWARD_ROWS>& turns, int turn, int count) {
 #pragma unroll
         for (int u = 0; u < FORWARD_ROWS; ++u) {
             const int inside = turns.inside(turn, u, count);
@@ -79,8 +80,8 @@ template <typename T, typename N, bool VECTOR> struct ForwardSource {
         if (N::BESIDE) beside.advance();
     }
     __device__ __forceinline__ ForwardRows<T, VECTOR> next(const NormArguments<T>& a,
-                                                           const Turns<FORWARD_ROWS>& turns, int turn,
-                                                           int count) {
+                                                           const Turns<FORWARD_ROWS>& turns,
+                                                           int turn, int count) {
         const ForwardRows<T, VECTOR> rows = ahead;
         fetch(a, turns, turn + 1, count);
         return rows;
@@ -96,7 +97,8 @@ __global__ void __launch_bounds__(THREADS) forward_narrow(NormArguments<T> a) {
     const int lane = threadIdx.x % LANES, column = lane * ELEMENTS;
     const int count = elements_inside(column, a.columns);
     const long long first = (long long)blockIdx.x * GROUPS * FORWARD_ROWS + threadIdx.x / LANES;
-    const Turns<FORWARD_ROWS> turns(a.rows, first, GROUPS, (long long)gridDim.x * GROUPS * FORWARD_ROWS);
+    const Turns<FORWARD_ROWS> turns(a.rows, first, GROUPS,
+                                    (long long)gridDim.x * GROUPS * FORWARD_ROWS);
     ForwardSource<T, N, VECTOR> source(a, turns, column, count);
     float weight[ELEMENTS];
     offset_weight(a.weight, a.weight_dtype, a.weight_stride, a.weight_offset, column, a.columns,
@@ -124,8 +126,8 @@ __global__ void __launch_bounds__(THREADS) forward_narrow(NormArguments<T> a) {
             const int holder = threadIdx.x % 32 / FORWARD_ROWS * FORWARD_ROWS + u;
             const float rstd = FORWARD_ROWS == 1 ? own : __shfl_sync(0xffffffffu, own, holder);
             store_forward<N, VECTOR>(a, sigmoids, y_at + u * GROUPS * a.columns,
-                                     turns.inside(turn, u, count), rows.x[u], rows.beside[u],
-                                     rstd, weight);
+                                     turns.inside(turn, u, count), rows.x[u], rows.beside[u], rstd,
+                                     weight);
         }
         y_at += turns.step * a.columns;
         if (N::RESIDUAL) sum_at += turns.step * a.columns;
@@ -160,8 +162,8 @@ __global__ void __launch_bounds__(THREADS) forward_wide(NormArguments<T> a) {
             if (threadIdx.x == u && turn < turns.of[u]) *rstd_at = own;
             const float rstd = FORWARD_ROWS == 1 ? own : __shfl_sync(0xffffffffu, own, u);
             store_forward<N, VECTOR>(a, ComputedSigmoids(), y_at + u * a.columns,
-                                     turns.inside(turn, u, count), rows.x[u], rows.beside[u],
-                                     rstd, weight);
+                                     turns.inside(turn, u, count), rows.x[u], rows.beside[u], rstd,
+                                     weight);
         }
         y_at += turns.step * a.columns;
         if (N::RESIDUAL) sum_at += turns.step * a.columns;

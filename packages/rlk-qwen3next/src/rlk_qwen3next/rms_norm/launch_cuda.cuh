@@ -11,6 +11,7 @@ inline int wide_threads(int columns) { return 32 * (int)ceil_divide(columns, CHU
 // 16 384: rows from which a table of sigmoids takes less time to fill than it saves.
 constexpr long long TABLE_ROWS = 16384;
 
+// A table holds BF16 values, and is looked up by the words that a row is read by.
 template <typename T, typename N, bool VECTOR>
 constexpr bool MAY_HAVE_TABLE = N::GATED && VECTOR && std::is_same_v<T, __nv_bfloat16>;
 
@@ -98,6 +99,7 @@ cudaError_t backward_narrow_launch(NormArguments<T> a, int device, cudaStream_t 
             const cudaError_t status =
                 backward_narrow_launch<T, N, VECTOR, LANES, BACKWARD_TABLE_THREADS>(
                     a, device, stream, workspace);
+            // Not every device has the shared memory for a table.
             if (status != cudaErrorLaunchOutOfResources) return status;
         }
     }
@@ -108,8 +110,8 @@ cudaError_t backward_narrow_launch(NormArguments<T> a, int device, cudaStream_t 
     const long long work = ceil_divide(a.rows, THREADS / LANES * TURN_ROWS);
     const int filling = grid_size<kernel>(THREADS, bytes, device, work);
     if (filling == 0) return cudaErrorLaunchOutOfResources;
-    // Chunks of a longer row share the device.
-    // 2: turns that take less time than a launch of `combine_partials`.
+    // 2: turns of one block that take less time than a launch of `combine_partials`. Chunks of a
+    // longer row share the device.
     const int blocks = work <= 2 ? 1 : (int)ceil_divide(filling, chunks);
     if (workspace != nullptr) {
         *workspace = Partials::bytes(blocks, a.columns, parts, true);
@@ -126,7 +128,7 @@ template <typename T, typename N, bool VECTOR, int THREADS, int BLOCKS>
 cudaError_t backward_wide_launch(NormArguments<T> a, int device, cudaStream_t stream,
                                  long long* workspace) {
     constexpr auto kernel = backward_wide<T, N, VECTOR, THREADS, BLOCKS>;
-    using Source = RowSource<T, N, VECTOR, THREADS>;
+    using Source = WideSource<T, N, VECTOR, THREADS>;
     const BackwardPlan plan = plan_backward<kernel, Source>(wide_threads(a.columns), device,
                                                             ceil_divide(a.rows, TURN_ROWS));
     if (plan.blocks == 0) return cudaErrorLaunchOutOfResources;
@@ -185,7 +187,7 @@ cudaError_t norm_backward(const NormArguments<T>& a, int device, cudaStream_t st
         return vector_rows(r.data, r.row_stride, r.column_stride, a.columns, sizeof(T));
     };
     const bool vector = aligned(a.x) && aligned(a.dy) && (!N::BESIDE || aligned(a.beside));
-    // The last resort of each length needs no more than the 48 KB that every device has.
+    // The last resort of each length needs no more than every device has.
     cudaError_t status = cudaErrorLaunchOutOfResources;
     if (a.columns <= WIDE_WARPS * CHUNK) {
         if (vector) status = backward_launch<T, N, true>(a, device, stream, workspace);
@@ -199,6 +201,9 @@ cudaError_t norm_backward(const NormArguments<T>& a, int device, cudaStream_t st
     return status;
 }
 
+// 99 KB: the least that a block may take on a device from sm_80 on.
+static_assert(NarrowLayout<float, Gated, false, 32, NARROW_THREADS>::BYTES <= 99 * 1024,
+              "sums of a block without a ring fit every device");
 
 // The operands that all norms have, from the struct of a forward call.
 template <typename T, typename Call> NormArguments<T> forward_arguments(const Call& a) {

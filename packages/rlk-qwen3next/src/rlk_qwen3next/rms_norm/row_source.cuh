@@ -24,13 +24,13 @@ template <typename T, typename N> struct BackwardCursor {
     Turns<TURN_ROWS> turns;
     int turn = 0, count;
 
-    __device__ __forceinline__ BackwardCursor(const NormArguments<T>& a, const Turns<TURN_ROWS>& turns,
-                                              int column)
+    __device__ __forceinline__ BackwardCursor(const NormArguments<T>& a,
+                                              const Turns<TURN_ROWS>& turns, int column)
         : dy(a.dy, turns.row, column, turns.step), x(a.x, turns.row, column, turns.step),
           beside(N::BESIDE ? a.beside : a.x, turns.row, column, turns.step),
           dy_apart(turns.apart * a.dy.row_stride), x_apart(turns.apart * a.x.row_stride),
-          beside_apart(turns.apart * a.beside.row_stride),
-          rstd_apart(turns.apart * a.rstd_stride), rstd_step(turns.step * a.rstd_stride), rstd(a.rstd + turns.row * a.rstd_stride),
+          beside_apart(turns.apart * a.beside.row_stride), rstd_apart(turns.apart * a.rstd_stride),
+          rstd_step(turns.step * a.rstd_stride), rstd(a.rstd + turns.row * a.rstd_stride),
           turns(turns), count(elements_inside(column, a.columns)) {}
     __device__ __forceinline__ void advance() {
         dy.advance();
@@ -43,10 +43,8 @@ template <typename T, typename N> struct BackwardCursor {
 
 // Turns on their way: a thread copies its own share of the next rows to shared memory while it
 // works on these, so that many bytes are in flight without holding registers.
-template <typename T, typename N> struct RowRing {
-    // 4 rows ahead of 2-byte elements, 2 of FP32: the same bytes in flight. 2 beside a table too, which
-    // takes the room.
-    static constexpr int STAGES = (sizeof(T) == 2 && !N::GATED ? 4 : 2) / TURN_ROWS;
+template <typename T, typename N, int AHEAD> struct RowRing {
+    static constexpr int STAGES = AHEAD / TURN_ROWS;
     static constexpr int TENSORS = N::BESIDE ? 3 : 2;
     static constexpr int WORDS = Packed<T>::WORDS;
     static constexpr int ROW_WORDS = TENSORS * WORDS;
@@ -59,11 +57,12 @@ template <typename T, typename N> struct RowRing {
     static constexpr int bytes(int threads) {
         return STAGES * TURN_ROWS * threads * (ROW_WORDS * (int)sizeof(uint4) + (int)sizeof(float));
     }
-    __device__ __forceinline__ RowRing(const NormArguments<T>& a, const Turns<TURN_ROWS>& turns, int column,
-                                       int threads, void* shared)
+    __device__ __forceinline__ RowRing(const NormArguments<T>& a, const Turns<TURN_ROWS>& turns,
+                                       int column, int threads, void* shared)
         : cursor(a, turns, column), words(static_cast<uint4*>(shared) + threadIdx.x),
           rstds(reinterpret_cast<float*>(static_cast<uint4*>(shared) +
-                                         STAGES * TURN_ROWS * ROW_WORDS * threads) + threadIdx.x),
+                                         STAGES * TURN_ROWS * ROW_WORDS * threads) +
+                threadIdx.x),
           threads(threads), stage(0) {
         for (int s = 0; s < STAGES; ++s) fetch(s);
     }
@@ -122,8 +121,8 @@ template <typename T, typename N, bool VECTOR> struct RowByRow {
     BackwardCursor<T, N> cursor;
 
     static constexpr int bytes(int) { return 0; }
-    __device__ __forceinline__ RowByRow(const NormArguments<T>& a, const Turns<TURN_ROWS>& turns, int column,
-                                        int, void*)
+    __device__ __forceinline__ RowByRow(const NormArguments<T>& a, const Turns<TURN_ROWS>& turns,
+                                        int column, int, void*)
         : cursor(a, turns, column) {}
     __device__ __forceinline__ void next(int turn, BackwardRow<T> (&rows)[TURN_ROWS]) {
 #pragma unroll
@@ -142,8 +141,12 @@ template <typename T, typename N, bool VECTOR> struct RowByRow {
     __device__ __forceinline__ void finish() const {}
 };
 
-template <typename T, typename N, bool VECTOR, int THREADS>
-using RowSource = std::conditional_t<VECTOR && THREADS <= 512, RowRing<T, N>,
-                                     RowByRow<T, N, VECTOR>>;
+// 4: rows ahead of 2-byte elements; 2 of FP32, the same bytes in flight.
+template <typename T> constexpr int ROWS_AHEAD = sizeof(T) == 2 ? 4 : 2;
+
+// AHEAD rows on their way, or none.
+template <typename T, typename N, bool VECTOR, int AHEAD>
+using RowSource =
+    std::conditional_t<VECTOR && AHEAD != 0, RowRing<T, N, AHEAD>, RowByRow<T, N, VECTOR>>;
 
 }  // namespace rlk
