@@ -119,8 +119,9 @@ cudaError_t backward_narrow_launch(NormArguments<T> a, int device, cudaStream_t 
     }
     a.partials = Partials(a.workspace, blocks, a.columns, parts, true);
     kernel<<<dim3(blocks, chunks), THREADS, bytes, stream>>>(a);
+    const cudaError_t error = cudaGetLastError();
     // One block finishes its columns itself.
-    if (a.state == nullptr || blocks == 1) return cudaGetLastError();
+    if (error != cudaSuccess || a.state == nullptr || blocks == 1) return error;
     return launch_combine(a.partials, blocks, {a.state, a.columns}, device, stream);
 }
 
@@ -143,7 +144,8 @@ cudaError_t backward_wide_launch(NormArguments<T> a, int device, cudaStream_t st
         if (error != cudaSuccess) return error;
     }
     kernel<<<plan.blocks, plan.threads, plan.shared_bytes, stream>>>(a);
-    if (a.state == nullptr) return cudaGetLastError();
+    const cudaError_t error = cudaGetLastError();
+    if (error != cudaSuccess || a.state == nullptr) return error;
     return launch_combine(a.partials, plan.blocks, {a.state, a.columns}, device, stream);
 }
 
