@@ -171,9 +171,9 @@ __global__ void __launch_bounds__(THREADS, 512 / THREADS) backward_narrow(NormAr
         }
         out.advance();
     }
+    source.finish();
     let_second_pass_start();
     if (a.state == nullptr) return;
-    source.finish();
     __syncthreads();
     sums.template merge<LANES, THREADS>(a.partials, rest, blockIdx.y * CHUNK,
                                         reinterpret_cast<double*>(ring));
@@ -215,6 +215,7 @@ __global__ void __launch_bounds__(THREADS, BLOCKS) backward_wide(NormArguments<T
         }
         out.advance();
     }
+    source.finish();
     if (a.state != nullptr) sums.store(a.partials, {a.state, a.columns}, column);
 }
 

@@ -112,7 +112,8 @@ template <typename T, typename N, int AHEAD> struct RowRing {
         fetch(stage);
         stage = stage + 1 == STAGES ? 0 : stage + 1;
     }
-    // After the last turn: no copy is on its way, and other things may take the ring's place.
+    // After the last turn: no copy is on its way, zeros of rows that do not exist among them, and
+    // other things may take the ring's place.
     __device__ __forceinline__ void finish() const { __pipeline_wait_prior(0); }
 };
 
