@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: Apache-2.0
+// Device code on the CPU: what it takes of CUDA, with blocks one after another and the threads of a
+// block by turns, each until the next barrier. So no run differs from another, and tools that find
+// reads of foreign memory work. FP32 and FP64 operations are IEEE here too.
+#pragma once
+#include <stdint.h>
+#include <string.h>
+#include <ucontext.h>
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#define __device__
+#define __host__
+#define __global__
+#define __forceinline__ inline
+#define __noinline__ __attribute__((noinline))
+#define __launch_bounds__(...)
+// One block runs at a time.
+#define __shared__ static
+
+using std::fabs;
+using std::isfinite;
+using std::min;
+
+struct dim3 {
+    unsigned x = 1, y = 1, z = 1;
+    dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
+};
+inline dim3 threadIdx, blockIdx, gridDim, blockDim;
+
+namespace on_host {
+
+// 64 KB: the stack of a thread.
+constexpr size_t STACK = 1 << 16;
+
+// The threads of a block, each with a stack of its own.
+struct Block {
+    struct Thread {
+        ucontext_t context;
+        std::unique_ptr<char[]> stack{new char[STACK]};
+        bool alive = true;
+    };
+    std::vector<Thread> threads;
+    std::function<void()> body;
+    ucontext_t turns;
+    int current = 0, live, arrived = 0;
+    bool any_next = false, any = false;  // of the votes at the next barrier, and at the last
+    long long passed = 0;  // barriers
+    std::vector<long long> exchanged[2];
+};
+inline Block* block = nullptr;
+
+inline void enter() {
+    block->body();
+    block->threads[block->current].alive = false;
+    --block->live;
+    swapcontext(&block->threads[block->current].context, &block->turns);
+}
+
+// Those that have returned are not waited for.
+inline void barrier() {
+    const long long before = block->passed;
+    ++block->arrived;
+    while (block->passed == before) {
+        if (block->arrived == block->live) {
+            block->arrived = 0;
+            block->any = block->any_next;
+            block->any_next = false;
+            ++block->passed;
+        } else {
+            swapcontext(&block->threads[block->current].context, &block->turns);
+            threadIdx.x = block->current;
+        }
+    }
+}
+
+inline void run_block(int count, std::function<void()> body) {
+    Block own;
+    own.threads = std::vector<Block::Thread>(count);
+    own.body = body;
+    own.live = count;
+    own.exchanged[0].resize(count);
+    own.exchanged[1].resize(count);
+    block = &own;
+    blockDim = dim3(count);
+    for (auto& thread : own.threads) {
+        getcontext(&thread.context);
+        thread.context.uc_stack.ss_sp = thread.stack.get();
+        thread.context.uc_stack.ss_size = STACK;
+        makecontext(&thread.context, enter, 0);
+    }
+    while (own.live > 0) {
+        for (int i = 0; i < count; ++i) {
+            if (!own.threads[i].alive) continue;
+            own.current = i;
+            threadIdx.x = i;
+            swapcontext(&own.turns, &own.threads[i].context);
+        }
+    }
+    block = nullptr;
+}
+
+inline void run_grid(dim3 grid, int threads, std::function<void()> body) {
+    gridDim = grid;
+    for (unsigned y = 0; y < grid.y; ++y) {
+        for (unsigned x = 0; x < grid.x; ++x) {
+            blockIdx = dim3(x, y);
+            run_block(threads, body);
+        }
+    }
+}
+
+}  // namespace on_host
+
+inline void __syncthreads() { on_host::barrier(); }
+inline int __syncthreads_or(int any) {
+    on_host::block->any_next |= any != 0;
+    on_host::barrier();
+    return on_host::block->any;
+}
+// Whole blocks call, in the tests that use this.
+template <typename T> T __shfl_xor_sync(unsigned, T value, int distance) {
+    auto& places = on_host::block->exchanged[on_host::block->passed % 2];
+    places[threadIdx.x] = (long long)value;
+    on_host::barrier();
+    return (T)places[threadIdx.x ^ distance];
+}
+inline int __any_sync(unsigned, int any) {
+    auto& places = on_host::block->exchanged[on_host::block->passed % 2];
+    places[threadIdx.x] = any != 0;
+    on_host::barrier();
+    int result = 0;
+    for (unsigned i = 0; i < 32; ++i) result |= places[threadIdx.x / 32 * 32 + i] != 0;
+    return result;
+}
+inline unsigned long long atomicAdd(unsigned long long* at, unsigned long long value) {
+    const unsigned long long before = *at;
+    *at += value;
+    return before;
+}
+
+template <typename To, typename From> To bits_as(From from) {
+    static_assert(sizeof(To) == sizeof(From), "as many bits");
+    To to;
+    memcpy(&to, &from, sizeof(to));
+    return to;
+}
+inline float __uint_as_float(uint32_t bits) { return bits_as<float>(bits); }
+inline uint32_t __float_as_uint(float value) { return bits_as<uint32_t>(value); }
+inline int __float_as_int(float value) { return bits_as<int>(value); }
+inline long long __double_as_longlong(double value) { return bits_as<long long>(value); }
+inline float __fadd_rn(float a, float b) { return a + b; }
+inline float __fsub_rn(float a, float b) { return a - b; }
+inline float __fmul_rn(float a, float b) { return a * b; }
+inline float __fdiv_rn(float a, float b) { return a / b; }
+inline float __frcp_rn(float a) { return 1.0f / a; }
+inline float __fsqrt_rn(float a) { return std::sqrt(a); }
+inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
+inline double __dadd_rn(double a, double b) { return a + b; }
+inline double __dsub_rn(double a, double b) { return a - b; }
+inline double __dmul_rn(double a, double b) { return a * b; }
+
+// Two 16-bit integers of a word each: max(a + b, c), max(a, b), and the sum with two bytes of b.
+inline uint32_t of_halves(uint32_t low, uint32_t high) { return (low & 0xffffu) | high << 16; }
+inline uint32_t __vmaxs2(uint32_t a, uint32_t b) {
+    return of_halves((uint16_t)std::max((int16_t)a, (int16_t)b),
+                     (uint16_t)std::max((int16_t)(a >> 16), (int16_t)(b >> 16)));
+}
+inline uint32_t __viaddmax_s16x2(uint32_t a, uint32_t b, uint32_t c) {
+    return __vmaxs2(of_halves(a + b, (a >> 16) + (b >> 16)), c);
+}
+inline uint32_t __dp2a_lo(uint32_t a, uint32_t b, uint32_t c) {
+    return c + (a & 0xffffu) * (b & 0xffu) + (a >> 16) * (b >> 8 & 0xffu);
+}
+
+// Narrow floats, as bits alone.
+struct __nv_bfloat16 {
+    uint16_t bits;
+};
+struct __half {
+    uint16_t bits;
+};
+inline float __bfloat162float(__nv_bfloat16 v) { return __uint_as_float((uint32_t)v.bits << 16); }
+float __half2float(__half);
+__nv_bfloat16 __float2bfloat16_rn(float);
+__half __float2half_rn(float);
+struct uint4 {
+    uint32_t x, y, z, w;
+};
+struct float2 {
+    float x, y;
+};
+inline uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w) { return {x, y, z, w}; }
+template <typename T> T __ldcs(const T* at) { return *at; }
+template <typename T> void __stcs(T* at, T value) { *at = value; }
+
+// Launches run the kernel.
+using cudaStream_t = void*;
+enum cudaError_t { cudaSuccess = 0, cudaErrorInvalidValue = 1 };
+enum { cudaLaunchAttributeProgrammaticStreamSerialization = 6 };
+struct cudaLaunchAttribute {
+    int id;
+    struct {
+        int programmaticStreamSerializationAllowed;
+    } val;
+};
+struct cudaLaunchConfig_t {
+    dim3 gridDim, blockDim;
+    size_t dynamicSmemBytes;
+    cudaStream_t stream;
+    cudaLaunchAttribute* attrs;
+    unsigned numAttrs;
+};
+struct cudaFuncAttributes {
+    int ptxVersion = 80;
+};
+inline cudaError_t cudaDriverGetVersion(int* version) {
+    *version = 13000;
+    return cudaSuccess;
+}
+template <typename Kernel> cudaError_t cudaFuncGetAttributes(cudaFuncAttributes*, Kernel) {
+    return cudaSuccess;
+}
+template <typename... Expected, typename... Given>
+cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Expected...),
+                               Given... given) {
+    on_host::run_grid(config->gridDim, (int)config->blockDim.x, [&] { kernel(given...); });
+    return cudaSuccess;
+}
+
+namespace rlk {
+enum Dtype : int { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
+}
