@@ -27,7 +27,22 @@ LAYOUT = Layout(
         ("int", "device"),
     ),
 )
-GENERATED = {"rlk_math_test.h": library_header("math_test", (("range", LAYOUT),))}
+# Which table, of which activation, and whether its derivative is asked for, or the sigmoid.
+TABLE_LAYOUT = Layout(
+    "MathTestTable",
+    (
+        ("void*", "y"),
+        ("void*", "stream"),
+        ("int", "with_derivatives"),
+        ("int", "silu"),
+        ("int", "derivative"),
+        ("int", "others"),
+        ("int", "device"),
+    ),
+)
+GENERATED = {
+    "rlk_math_test.h": library_header("math_test", (("range", LAYOUT), ("table", TABLE_LAYOUT)))
+}
 SOURCE = HERE.with_name("test_kernels.cu")
 # The order of `evaluate` in test_kernels.cu; after the first five, other forms of the same.
 FUNCTIONS = {
@@ -42,7 +57,22 @@ FUNCTIONS = {
     "sigmoid_among_far": golden.sigmoid,
     "reciprocal_in_range": lambda x: golden.divide(torch.ones_like(x), x),
     "divide_by_power_of_two": lambda x: golden.divide(x, torch.full_like(x, 2048.0)),
+    "reciprocal_root": lambda x: golden.divide(torch.ones_like(x), golden.sqrt(x)),
 }
+# (table with derivatives, silu, derivative)
+LOOK_UPS = {
+    "sigmoid": (0, 1, 0),
+    "silu_derivative": (0, 1, 1),
+    "sigmoid_derivative": (0, 0, 1),
+    "sigmoid_beside_silu": (1, 1, 0),
+    "sigmoid_beside_sigmoid": (1, 0, 0),
+    "silu_derivative_beside": (1, 1, 1),
+    "sigmoid_derivative_beside": (1, 0, 1),
+}
+# BF16 patterns of the values beside: 1/2, the last with an entry, the first without one, NaN.
+OTHERS = {"near": 0x3F00, "last": 0xC27F, "first_far": 0x4280, "nan": 0x7FC0}
+# 8: places of a value among those that are looked up together.
+PLACES = 8
 # 2^26: inputs of one piece, 256 MiB in FP32.
 PIECE = 1 << 26
 EVERY = 1 << 32
@@ -157,3 +187,26 @@ def test_exp_every_fp32_input_stays_within_its_bound_of_fp64() -> None:
         spacing = ((exponent.clamp(min=-126) - 23 + 1023) << 52).view(torch.float64)
         off = (got - exact).abs() > hard_cases.EXP_ULP * spacing
         assert int((off & ~overflow & ~nan).sum()) == 0
+
+
+def looked_up(name: str, others: int) -> torch.Tensor:
+    """[8, 65536]: what a table gives for every BF16 pattern at each place among others."""
+    device = torch.cuda.current_device()
+    library = binary_for("math_test", SOURCE, GENERATED, device)
+    launch = library.function("rlk_math_test_table", [ctypes.c_char_p])
+    y = torch.empty(PLACES, 1 << 16, device="cuda")
+    stream = torch.cuda.current_stream(device).cuda_stream
+    packed = TABLE_LAYOUT.packer.pack(y.data_ptr(), stream, *LOOK_UPS[name], others, device)
+    library.check(launch(packed), name)
+    return y
+
+
+@pytest.mark.gpu
+@NEEDS_GPU
+@pytest.mark.parametrize("others", OTHERS)
+@pytest.mark.parametrize("name", LOOK_UPS)
+def test_tables_every_bf16_input_has_the_bits_of_golden(name: str, others: str) -> None:
+    every = torch.arange(1 << 16, device="cuda") << 16
+    z = torch.where(every < 1 << 31, every, every - EVERY).int().view(torch.float32)
+    expected = getattr(golden, name.partition("_beside")[0])(z)
+    assert differing(looked_up(name, OTHERS[others]), expected.expand(PLACES, -1)) == 0

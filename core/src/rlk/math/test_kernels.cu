@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The functions of device_cuda.cuh over a range of FP32 bit patterns.
+// The functions of device_cuda.cuh over a range of FP32 bit patterns, and the tables of
+// table_cuda.cuh over all BF16 patterns.
 #include "rlk_math_test.h"
 
-#include "rlk/math/device_cuda.cuh"
+#include "rlk/math/table_cuda.cuh"
 
 namespace {
 
@@ -15,7 +16,7 @@ __device__ float sigmoid_among(float others, float x) {
 }
 
 __device__ float reciprocal_where_in_range(float x) {
-    return x >= 1.0f && x < 0x1p126f ? rlk::reciprocal_in_range(x) : rlk::reciprocal(x);
+    return x > 0x1p-100f && x < 0x1p126f ? rlk::reciprocal_in_range(x) : rlk::reciprocal(x);
 }
 
 // The order of FUNCTIONS in test_device_cuda.py.
@@ -32,6 +33,7 @@ __device__ float evaluate(int function, float x) {
         case 8: return sigmoid_among(100.0f, x);
         case 9: return reciprocal_where_in_range(x);
         case 10: return rlk::divide(x, rlk::Divisor(2048));
+        case 11: return rlk::reciprocal_root(x);
     }
     return 0.0f;
 }
@@ -41,7 +43,59 @@ __global__ void range(float* y, long long first, long long count, int function) 
     if (i < count) y[i] = evaluate(function, __uint_as_float((uint32_t)(first + i)));
 }
 
+// 65 536: BF16 patterns; 1024: threads of a block, as where a block fills a table.
+constexpr int PATTERNS = 65536, TABLE_THREADS = 1024;
+
+// Of what a table gives for a BF16 pattern at one place of eight, among others.
+template <typename Table>
+__device__ float looked_up(Table table, const MathTestTable& a, int place, uint32_t pattern) {
+    rlk::Packed<__nv_bfloat16> packed;
+    for (int i = 0; i < rlk::ELEMENTS; ++i) {
+        const uint32_t bits = i == place ? pattern : (uint32_t)a.others;
+        packed.value[i] = __ushort_as_bfloat16((unsigned short)bits);
+    }
+    float z[rlk::ELEMENTS], s[rlk::ELEMENTS], derivative[rlk::ELEMENTS];
+    rlk::unpack(packed, z);
+    table.find(packed, z, a.silu != 0, s, derivative);
+    float value = 0.0f;
+    for (int i = 0; i < rlk::ELEMENTS; ++i) {
+        if (i == place) value = a.derivative != 0 ? derivative[i] : s[i];
+    }
+    return value;
+}
+
+// y [8 places, 65536]
+__global__ void __launch_bounds__(TABLE_THREADS) tables(MathTestTable a) {
+    extern __shared__ float2 entries[];
+    const auto fill_y = [&](auto table) {
+        __syncthreads();
+        for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < PATTERNS;
+             i += gridDim.x * blockDim.x) {
+            for (int place = 0; place < rlk::ELEMENTS; ++place) {
+                static_cast<float*>(a.y)[place * PATTERNS + i] = looked_up(table, a, place, i);
+            }
+        }
+    };
+    if (a.with_derivatives != 0) {
+        fill_y(rlk::DerivativeTable::fill(entries, a.silu != 0));
+    } else {
+        fill_y(rlk::SigmoidTable::fill(entries));
+    }
+}
+
 }  // namespace
+
+int rlk_math_test_table(const MathTestTable* a) {
+    rlk::DeviceGuard guard(a->device);
+    if (guard.error() != cudaSuccess) return guard.error();
+    const int bytes = rlk::DerivativeTable::BYTES;
+    const cudaError_t error =
+        cudaFuncSetAttribute(tables, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    if (error != cudaSuccess) return error;
+    // 16: blocks, each of which fills a table of its own.
+    tables<<<16, TABLE_THREADS, bytes, static_cast<cudaStream_t>(a->stream)>>>(*a);
+    return cudaGetLastError();
+}
 
 int rlk_math_test_range(const MathTestRange* a) {
     rlk::DeviceGuard guard(a->device);

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sums of device_cuda.cuh and window_cuda.cuh, and their passes, on the CPU: golden's states."""
+"""Both kinds of sums in CUDA, and their passes, on the CPU: the states of golden."""
 
 import ctypes
 from collections.abc import Callable
@@ -18,8 +18,8 @@ HERE = Path(__file__).parent
 KINDS = ("window_1", "window_2", "window_4", "proven_1", "proven_2")
 # 8: columns of a thread.
 COLUMNS = 8
-# 27: binades of a window, from 8 times the largest term that it was made for down.
-BINADES, ABOVE = 27, 3
+# 27: binades of a window, up to 2^4 where 1 is the largest term that it was made for.
+BINADES, ABOVE = 27, 4
 FLT_MAX = torch.finfo(torch.float32).max
 # (lanes, threads, blocks, columns): blocks of several groups, parts and chunks; 0 lanes where a
 # block has all columns.
