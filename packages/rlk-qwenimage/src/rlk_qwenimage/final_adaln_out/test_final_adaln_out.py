@@ -158,7 +158,7 @@ def test_empty_calls_launch_nothing_and_have_zero_gradients(backend, samples, to
             r"weight must be \[N, K\] with N = 2 \* H = 8, got N = 7",
         ),
         ({"bias": torch.ones(7)}, r"bias must be \[N\] with N=8, got \[7\]"),
-        ({"temb": torch.ones(3, 3)}, r"temb must be \[2, 3\] like x, got \[3, 3\]"),
+        ({"temb": torch.ones(3, 3)}, r"temb must be \[2, K\] like x, got \[3, 3\]"),
         ({"temb": torch.ones(2, 3).half()}, "temb must be float32 like x, got float16"),
         ({"eps": -1.0}, "eps must be a finite float32 of at least 0.0, got -1.0"),
     ],
