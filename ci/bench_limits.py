@@ -14,10 +14,10 @@ from pathlib import Path
 
 import msgspec
 
-from rlk.records import Bench, BenchRow
+from rlk.records import FLOOR, Bench, BenchRow, fastest_other
 
 FILE = Path(__file__).with_suffix(".toml")
-FLOOR, FASTEST, ABSOLUTE = "floor", "the fastest peer", "us"
+FASTEST, ABSOLUTE = "the fastest peer", "us"
 # What is timed, and the field of a row that holds it.
 TIMES = {
     "forward": "forward_us",
@@ -141,8 +141,8 @@ def _verdict(
 
 def _reference(against: str, rows: Sequence[BenchRow], what: str) -> float | None:
     if against == FASTEST:
-        others = [_time(r, what) for r in rows if not r.ours and r.variant != FLOOR]
-        return min((time for time in others if time is not None), default=None)
+        other = fastest_other(rows, TIMES[what])
+        return other and _time(other, what)
     return next((_time(row, what) for row in rows if row.variant == against), None)
 
 

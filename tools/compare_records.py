@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rlk.errors import RlkError
-from rlk.records import Bench, Document, ExactGrad, Profile, decode
+from rlk.records import FLOOR, Bench, Document, ExactGrad, Profile, decode
 
 # What tells one row from another, by kind.
 KEYS = {
@@ -99,7 +99,7 @@ def losses(before: Bench, after: Bench) -> Iterator[str]:
             continue
         for other in sorted(_beside(key, earlier) & _beside(key, later)):
             pairs = [(rows[key], rows[other]) for rows in (earlier, later)]
-            if other[-1] != "floor" and pairs[0][1].version != pairs[1][1].version:
+            if other[-1] != FLOOR and pairs[0][1].version != pairs[1][1].version:
                 continue
             for what in ("forward_us", "both_us"):
                 yield from _loss(f"{' '.join(key)}: {what[:-3]} / {other[-1]}", what, *pairs)

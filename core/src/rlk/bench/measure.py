@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import torch
+from msgspec.structs import replace
 
 from rlk.arguments import dtype_name
 from rlk.bench import bandwidth
@@ -12,7 +13,7 @@ from rlk.bench.timing import Capture, Time, eager_us, extra_bytes, host_us, inte
 from rlk.bench.variants import Call, Variant, variants
 from rlk.bench.work import Work
 from rlk.parts import cut_like, tensors_in
-from rlk.records.document import BenchRow, Verdict
+from rlk.records.document import FLOOR, BenchRow, Verdict, fastest_other
 
 METHOD = "CUDA graph replay, tensors in rotation, variants interleaved, medians"
 DEVICE = "cuda"
@@ -105,8 +106,9 @@ def measure(work: Work, refused: Mapping[str, tuple[Verdict, str]] | None = None
     for row in rows:
         mine = {what: time for (name, what), time in times.items() if name == row["variant"]}
         row |= _ratios(mine, least, floors) if mine else {}
-    _against_fastest_peer(rows)
-    return [BenchRow(**row) for row in (_floor_row(work, floors, least), *rows)]
+    return _against_fastest_other(
+        [BenchRow(**row) for row in (_floor_row(work, floors, least), *rows)]
+    )
 
 
 def _captures(
@@ -194,18 +196,21 @@ def _ratios(
     }
 
 
-def _against_fastest_peer(rows: list[dict[str, Any]]) -> None:
-    peers = [row["both_us"] for row in rows if not row["ours"] and "both_us" in row]
-    for row in rows:
-        if peers and "both_us" in row:
-            row["peer_ratio"] = row["both_us"] / min(peers)
+def _against_fastest_other(rows: list[BenchRow]) -> list[BenchRow]:
+    other = fastest_other(rows)
+    return [
+        row
+        if row.variant == FLOOR or not row.both_us or not other or not other.both_us
+        else replace(row, peer_ratio=row.both_us / other.both_us)
+        for row in rows
+    ]
 
 
 def _floor_row(
     work: Work, floors: dict[str, bandwidth.Floor], least: dict[str, float]
 ) -> dict[str, Any]:
     return {
-        **_row(work, Variant("floor", floors["forward"].kernel, None)),
+        **_row(work, Variant(FLOOR, floors["forward"].kernel, None)),
         "forward_us": least["forward"],
         "forward_spread_us": floors["forward"].time.spread,
         "backward_us": least["backward"],

@@ -6,6 +6,7 @@ the sources that are here.
 """
 
 from rlk.records.document import (
+    FLOOR,
     Bench,
     BenchRow,
     ConventionRow,
@@ -24,6 +25,7 @@ from rlk.records.document import (
     Survey,
     SurveyRow,
     TensorAccuracy,
+    fastest_other,
     origin,
 )
 from rlk.records.files import decode, json_schema, load_folder, write
@@ -31,6 +33,7 @@ from rlk.records.gates import summary
 from rlk.records.state import State, state
 
 __all__ = [
+    "FLOOR",
     "Bench",
     "BenchRow",
     "ConventionRow",
@@ -51,6 +54,7 @@ __all__ = [
     "SurveyRow",
     "TensorAccuracy",
     "decode",
+    "fastest_other",
     "json_schema",
     "load_folder",
     "origin",

@@ -3,6 +3,8 @@
 
 import shlex
 import sys
+from collections.abc import Iterable
+from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Literal, TypeAlias
 
@@ -71,6 +73,10 @@ class Origin(Strict, frozen=True, kw_only=True):
         return not known or any(source.dirty is not False for source in self.packages.values())
 
 
+# The variant of a row that is no function's.
+FLOOR = "floor"
+
+
 class BenchRow(Strict, frozen=True, kw_only=True, omit_defaults=True):
     """One variant at one size: microseconds, ratios to the floor and to the fastest peer.
 
@@ -107,6 +113,12 @@ class BenchRow(Strict, frozen=True, kw_only=True, omit_defaults=True):
     eager_train_us: float | None = None
     sets: int | None = None
     hard_data: dict[str, float] = {}
+
+
+def fastest_other(rows: Iterable[BenchRow], time: str = "both_us") -> BenchRow | None:
+    """Who of the variants at one size that are not ours is first, in forward and backward."""
+    timed = [r for r in rows if not r.ours and r.variant != FLOOR and getattr(r, time) is not None]
+    return min(timed, key=attrgetter(time), default=None)
 
 
 class Bench(Strict, frozen=True, kw_only=True, tag_field="schema", tag="rlk.bench/2"):

@@ -10,7 +10,7 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogFormatter
 
-from rlk.records import BenchRow, SurveyRow
+from rlk.records import FLOOR, BenchRow, SurveyRow
 from rlk.report.sizes import grouped, without_rows
 
 Axes: TypeAlias = Any
@@ -18,7 +18,7 @@ Axes: TypeAlias = Any
 # Ours in greens, others in the order in which they come.
 OURS = {"cuda": "#0f766e", "triton": "#14b8a6", "golden": "#86b8a8"}
 PEERS = ("#c2410c", "#7c3aed", "#2563eb", "#a16207", "#be185d", "#475569", "#0891b2", "#65a30d")
-FLOOR = "#111827"
+DARK = "#111827"
 # Inches: a column of the site, and what one bar and one panel need.
 _WIDTH, _BAR, _PANEL = 8.0, 0.24, 2.6
 # Letters of a line of a size beside its bar.
@@ -96,7 +96,7 @@ def against_peers(rows: Sequence[BenchRow]) -> str:
             axes.barh(place - 0.2, both, 0.36, color=colour)
             axes.text(both, place - 0.2, f" {both:g}", va="center", fontsize=7)
         axes.set_yticks(range(len(measured)), [row.variant for row in reversed(measured)])
-        axes.axvline(1.0, color=FLOOR, linewidth=1.0, linestyle=":")
+        axes.axvline(1.0, color=DARK, linewidth=1.0, linestyle=":")
         axes.set_title(" ".join(key))
 
     heights = [
@@ -123,8 +123,8 @@ def time_per_rows(rows: Sequence[BenchRow]) -> str | None:
     def draw(axes: Axes, key: tuple[str, ...], found: list[BenchRow]) -> None:
         for name, points in grouped(found, lambda row: row.variant).items():
             points.sort(key=lambda row: row.rows or 0)
-            style = {"color": FLOOR, "linestyle": ":"} if name == "floor" else {}
-            style = {"color": colours.get(name, FLOOR), **style}
+            style = {"color": DARK, "linestyle": ":"} if name == FLOOR else {}
+            style = {"color": colours.get(name, DARK), **style}
             xs, ys = [row.rows for row in points], [row.both_us for row in points]
             axes.plot(xs, ys, marker="o", markersize=3, linewidth=1.2, label=name, **style)
         _log(axes, "x")
@@ -140,7 +140,7 @@ def roofline(rows: Sequence[BenchRow]) -> str | None:
     floors = {
         (row.size, row.layout, row.dtype): row.terabytes_per_second["forward"]
         for row in rows
-        if row.variant == "floor" and "forward" in row.terabytes_per_second
+        if row.variant == FLOOR and "forward" in row.terabytes_per_second
     }
     if not floors:
         return None
@@ -151,7 +151,7 @@ def roofline(rows: Sequence[BenchRow]) -> str | None:
         figure = Figure(figsize=(_WIDTH, height), layout="constrained")
         axes = figure.subplots()
         for place, (key, ceiling) in enumerate(floors.items()):
-            axes.plot([ceiling, ceiling], [place - 0.35, place + 0.35], color=FLOOR, linewidth=2.0)
+            axes.plot([ceiling, ceiling], [place - 0.35, place + 0.35], color=DARK, linewidth=2.0)
             for row in rows:
                 if (row.size, row.layout, row.dtype) == key and row.forward_ratio:
                     reached = ceiling / row.forward_ratio
@@ -295,6 +295,6 @@ def _svg(figure: Figure) -> str:
 
 def _colours(rows: Iterable[BenchRow] | Iterable[SurveyRow]) -> dict[str, str]:
     """A colour for each variant."""
-    names = dict.fromkeys(row.variant for row in rows if row.variant != "floor")
+    names = dict.fromkeys(row.variant for row in rows if row.variant != FLOOR)
     others = [name for name in names if name not in OURS]
     return {**OURS, **{name: PEERS[i % len(PEERS)] for i, name in enumerate(others)}}

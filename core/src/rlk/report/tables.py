@@ -4,7 +4,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
 
-from rlk.records import BenchRow, ProfileRow, SurveyRow, TensorAccuracy
+from rlk.records import BenchRow, ProfileRow, SurveyRow, TensorAccuracy, fastest_other
 from rlk.records.document import VERDICTS
 from rlk.report.markdown import table
 from rlk.report.sizes import grouped
@@ -29,7 +29,6 @@ SUMMARY = (
     "size", "forward us", "forward, x floor", "both us", "both, x floor", "fastest other",
     "its forward us", "its both us", "both, x fastest other",
 )  # fmt: skip
-FLOOR = "floor"
 Row = TypeVar("Row", BenchRow, SurveyRow)
 Cells = list[tuple[object, ...]]
 
@@ -85,12 +84,6 @@ def shared(rows: Sequence[BenchRow]) -> str | None:
     """Dtype and layout if all rows have the same, such as bfloat16 contiguous."""
     kinds = {f"{row.dtype} {row.layout}" for row in rows}
     return kinds.pop() if len(kinds) == 1 else None
-
-
-def fastest_other(rows: Sequence[BenchRow]) -> BenchRow | None:
-    """Who of the variants at one size that are not ours is first in forward and backward."""
-    timed = [r for r in rows if not r.ours and r.variant != FLOOR and r.both_us is not None]
-    return min(timed, key=lambda row: row.both_us or 0.0, default=None)
 
 
 def absent(rows: Sequence[Row]) -> tuple[list[Row], str | None]:
