@@ -110,6 +110,9 @@ def _speed(
     if not rows:
         yield "Speed: not run.\n"
         return
+    for ours in dict.fromkeys(row.variant for row in rows if row.ours):
+        yield f"`{ours}` beside the fastest other:\n"
+        yield table(tables.SUMMARY, tables.summary(rows, ours))
     yield from tables.shown(tables.SPEED, tables.speed(rows))
     yield from missing
     yield from _show(made, operator, plots.of_times(rows))

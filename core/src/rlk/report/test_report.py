@@ -192,6 +192,14 @@ def test_summary_is_one_line_for_each_size():
     assert (line["fastest other"], line["its both us"]) == ("other", 7.75 * 2.625)
 
 
+def test_report_sums_up_each_of_our_backends():
+    text = "\n".join(page({"bench.json": BENCH}).lines)
+    summed, _, of_all = text.partition("**1x128 bfloat16 contiguous; ")
+    assert "`cuda` beside the fastest other:" in summed
+    assert "| 64x128 | 3.65625 | 1.125 |" in summed
+    assert of_all
+
+
 def test_summary_of_two_layouts_names_them():
     rows = [times("cuda", 64, 1.0, ours=True, layout=layout) for layout in ("packed", "contiguous")]
     named = ["64x128 bfloat16 packed", "64x128 bfloat16 contiguous"]
