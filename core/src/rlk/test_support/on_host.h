@@ -19,6 +19,7 @@
 #define __forceinline__ inline
 #define __noinline__ __attribute__((noinline))
 #define __launch_bounds__(...)
+#define __grid_constant__
 // One block runs at a time.
 #define __shared__ static
 
@@ -194,7 +195,12 @@ struct uint4 {
 struct float2 {
     float x, y;
 };
+struct float4 {
+    float x, y, z, w;
+};
 inline uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w) { return {x, y, z, w}; }
+inline uint32_t __umulhi(uint32_t a, uint32_t b) { return (uint64_t)a * b >> 32; }
+template <typename T> T __ldg(const T* at) { return *at; }
 template <typename T> T __ldcs(const T* at) { return *at; }
 template <typename T> void __stcs(T* at, T value) { *at = value; }
 
@@ -234,4 +240,9 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
 
 namespace rlk {
 enum Dtype : int { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
-}
+
+struct DeviceGuard {
+    explicit DeviceGuard(int) {}
+    cudaError_t error() const { return cudaSuccess; }
+};
+}  // namespace rlk

@@ -16,11 +16,21 @@ REPLACED = (
     "cuda_runtime.h",
     "rlk/cuda/launch.cuh",
 )  # fmt: skip
-FLAGS = ("-std=c++20", "-O2", "-ffp-contract=off", "-shared", "-fPIC", "-w", "-x", "c++")
+# Without aliasing rules: device code moves elements of any dtype as words.
+FLAGS = (
+    "-std=c++20", "-O2", "-ffp-contract=off", "-fno-strict-aliasing", "-shared", "-fPIC", "-w",
+    "-x", "c++",
+)  # fmt: skip
 
 
-def library(source: Path, folder: Path) -> ctypes.CDLL:
-    """The functions that a source exports, compiled with on_host.h in CUDA's place."""
+def library(source: Path, folder: Path, *roots: Path) -> ctypes.CDLL:
+    """The functions that a source exports, compiled with on_host.h in CUDA's place.
+
+    Args:
+        source: the .cu file.
+        folder: for the library.
+        roots: beside core's, folders that includes begin from.
+    """
     compiler = shutil.which("g++")
     if compiler is None:
         pytest.skip("needs g++")
@@ -29,7 +39,8 @@ def library(source: Path, folder: Path) -> ctypes.CDLL:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text('#include "rlk/test_support/on_host.h"\n')
     made = folder / "on_host.so"
-    command = [compiler, *FLAGS, f"-I{folder}", f"-I{ROOT}", "-o", str(made), str(source)]
+    includes = [f"-I{root}" for root in (folder, ROOT, *roots)]
+    command = [compiler, *FLAGS, *includes, "-o", str(made), str(source)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     return ctypes.CDLL(str(made))
