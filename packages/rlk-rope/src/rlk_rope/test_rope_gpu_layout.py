@@ -17,8 +17,9 @@ pytestmark = [
 ]
 
 B, S = 2, 37
-# (H, D, rotary_dim): words and a rest, heads beyond a thread's, odd numbers, one head.
-SIZES = ((24, 128, 128), (2, 256, 64), (5, 48, 32), (3, 130, 130), (1, 24, 24))
+# (H, D, rotary_dim): words and a rest, heads beyond a thread's, a rest of an odd number of words,
+# odd numbers, one head.
+SIZES = ((24, 128, 128), (2, 256, 64), (5, 48, 32), (3, 40, 16), (3, 130, 130), (1, 24, 24))
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -53,7 +54,8 @@ def test_results_of_every_layout_equal_those_of_contiguous_tensors(
         torch.stack((cos, sin), -1)[..., 0],
         torch.cat((sin, sin), -1)[..., : turned // 2],
     )
-    assert_results(run(x, dy, *spread_tables, **options), expected, "tables")  # fmt: skip
+    for angles in (spread_tables, (shifted(cos), sin), (cos, shifted(sin))):
+        assert_results(run(x, dy, *angles, **options), expected, "tables")
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from rlk.test_support.on_gpu import BACKENDS, DEVICE, normal
+from rlk_rope import multi_axis_rope
 from rlk_rope.test_rope_gpu_batches import assert_results, run, tables
 
 pytestmark = [
@@ -102,3 +103,18 @@ def test_more_elements_than_32_bits_count_equal_their_halves(columns_first, back
         copy = x[:, part].contiguous()
         y, _ = run(copy, copy[:, :1, :1, :1].expand_as(copy), cos[part], sin[part], backend=backend)
         assert_results([y], [whole[:, part]], str(part))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("batch", [1, 3])
+def test_more_tokens_than_a_launch_counts_equal_their_halves(batch, backend):
+    length = 2**31 // batch + 5
+    # Tokens overlap and samples are one: only the result takes its memory.
+    x = normal(length + 1).as_strided((batch, length, 1, 2), (0, 1, 1, 1))
+    cos, sin = (t.expand(batch, length, 1) for t in tables(batch, 1, 1))
+    whole = multi_axis_rope(x, cos, sin, backend=backend)
+    for b in range(batch):
+        for part in (slice(0, length // 2), slice(length // 2, length)):
+            at = slice(b, b + 1), part
+            y = multi_axis_rope(x[at], cos[at], sin[at], backend=backend)
+            assert_results([y], [whole[at]], str(at))

@@ -1,17 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernel of both operators: each thread turns the same columns of several heads of one token.
+// The kernel of both operators: each thread turns the same columns of a few heads of one token.
 #pragma once
 #include "rlk/cuda/rows.cuh"
 
 namespace rlk {
+
+// 128: threads of a block. Small blocks spread few tokens over all multiprocessors.
+constexpr int ROPE_THREADS = 128;
+
+// Divides numbers below 2^31 by one that is known at the launch: one product instead of some
+// forty instructions. factor = ceil(2^(31 + shift) / value) with 2^shift >= value exceeds the
+// quotient by less than value / 2^(31 + shift) of the number, too little to reach the next.
+struct Divisor {
+  unsigned value, factor, shift;
+
+  __device__ __forceinline__ unsigned quotient(unsigned number) const {
+    return __umulhi(number << 1, factor) >> shift;
+  }
+};
 
 // One of the tensors of a launch, [B, S, heads, columns]; strides in elements, `out` contiguous.
 template <typename T> struct Heads {
   const T* in;
   long long stride_b, stride_s, stride_h, stride_d;
   T* out;
-  int heads;
-  int groups;  // of heads, one for each thread
+  unsigned heads;
+  unsigned groups;  // of heads, one for each thread
 };
 
 // FP32 [B, S, P], P = pairs.
@@ -20,45 +34,64 @@ struct Table {
   long long stride_b, stride_s, stride_p;
 };
 
-template <typename T> struct RopeArguments {
-  Heads<T> part[2];
+// Work is counted unit by unit, group by group, token by token: what lies beside each other in
+// memory is the work of threads beside each other.
+template <typename T, int PARTS> struct RopeArguments {
+  Heads<T> part[PARTS];
   Table cos, sin;
-  long long tokens, sequence;
-  int columns, pairs;
-  int units;         // of columns in a head, one for each thread
-  int block_tokens;  // of a turn of a block
-  bool table_words;  // whether tables can be read by 16-byte words
+  long long samples, sequence;
+  unsigned columns, pairs;
+  unsigned turned;        // units of a head, the first; others are copied
+  unsigned copied_apart;  // columns between the two runs of a unit that is copied
+  unsigned work;          // below 2^31
+  Divisor by_units, by_groups, by_sequence;
 };
 
-// Pairs of a unit, and the heads of which a thread loads that unit before it turns any: 64 bytes of
-// narrow types in flight.
+// A unit of a head is one run of neighbouring columns, or two runs apart. A thread loads it of
+// HEADS heads before it turns any.
 template <bool VECTOR, bool INTERLEAVED> struct Unit {
-  static constexpr int COLUMNS = VECTOR ? ELEMENTS : 1;  // of a run in memory
-  static constexpr int PAIRS = !VECTOR ? 1 : INTERLEAVED ? ELEMENTS / 2 : ELEMENTS;
-  static constexpr int HEADS = VECTOR && !INTERLEAVED ? 2 : 4;
+  static constexpr int RUNS = VECTOR && INTERLEAVED ? 1 : 2;
+  static constexpr int COLUMNS = VECTOR ? ELEMENTS : 1;  // of a run
+  static constexpr int PAIRS = RUNS * COLUMNS / 2;
+  static constexpr int HEADS = VECTOR ? 2 : 4;
 };
 
-template <typename T> __device__ __forceinline__ Packed<T> load_words(const T* from) {
+// A run as it lies in memory: eight columns in 16-byte words, or one anywhere.
+template <typename T, bool VECTOR> struct Run {
   Packed<T> packed;
-  uint4* words = reinterpret_cast<uint4*>(&packed);
+
+  __device__ __forceinline__ void load(const T* from) {
+    uint4* words = reinterpret_cast<uint4*>(&packed);
 #pragma unroll
-  for (int i = 0; i < Packed<T>::WORDS; ++i) {
-    words[i] = __ldcs(reinterpret_cast<const uint4*>(from) + i);
+    for (int i = 0; i < Packed<T>::WORDS; ++i) {
+      words[i] = __ldcs(reinterpret_cast<const uint4*>(from) + i);
+    }
   }
-  return packed;
-}
-
-template <typename T> __device__ __forceinline__ void store_words(T* at, const Packed<T>& packed) {
-  const uint4* words = reinterpret_cast<const uint4*>(&packed);
+  __device__ __forceinline__ void store(T* at) const { store_packed<true>(at, ELEMENTS, packed); }
+  __device__ __forceinline__ void to_floats(float (&out)[ELEMENTS]) const { unpack(packed, out); }
+  __device__ __forceinline__ void from_floats(const float (&in)[ELEMENTS]) {
 #pragma unroll
-  for (int i = 0; i < Packed<T>::WORDS; ++i) __stcs(reinterpret_cast<uint4*>(at) + i, words[i]);
-}
+    for (int i = 0; i < ELEMENTS; ++i) packed.value[i] = from_float<T>(in[i]);
+  }
+};
 
-template <int PAIRS>
-__device__ __forceinline__ void load_table(const Table& table, long long b, long long s, int pair,
-                                           bool words, float (&out)[PAIRS]) {
-  const float* at = table.data + b * table.stride_b + s * table.stride_s + pair * table.stride_p;
-  if (PAIRS % 4 == 0 && words) {
+template <typename T> struct Run<T, false> {
+  T value;
+
+  __device__ __forceinline__ void load(const T* from) { value = *from; }
+  __device__ __forceinline__ void store(T* at) const { *at = value; }
+  __device__ __forceinline__ void to_floats(float (&out)[1]) const { out[0] = to_float(value); }
+  __device__ __forceinline__ void from_floats(const float (&in)[1]) {
+    value = from_float<T>(in[0]);
+  }
+};
+
+template <bool WORDS, int PAIRS>
+__device__ __forceinline__ void load_table(const Table& table, unsigned b, unsigned s,
+                                           unsigned pair, float (&out)[PAIRS]) {
+  const long long stride_p = WORDS ? 1 : table.stride_p;
+  const float* at = table.data + b * table.stride_b + s * table.stride_s + pair * stride_p;
+  if (WORDS) {
 #pragma unroll
     for (int i = 0; i < PAIRS / 4; ++i) {
       const float4 four = __ldg(reinterpret_cast<const float4*>(at) + i);
@@ -67,147 +100,74 @@ __device__ __forceinline__ void load_table(const Table& table, long long b, long
     }
   } else {
 #pragma unroll
-    for (int i = 0; i < PAIRS; ++i) out[i] = __ldg(at + i * table.stride_p);
+    for (int i = 0; i < PAIRS; ++i) out[i] = __ldg(at + i * stride_p);
   }
 }
 
-// A unit of adjacent pairs, in 16-byte words.
-template <typename Rotation, bool INVERSE, int HEADS, typename T, int PAIRS>
-__device__ __forceinline__ void turn_adjacent(const T* in, long long head_stride, T* out,
-                                              int columns, int heads, const float (&c)[PAIRS],
-                                              const float (&s)[PAIRS]) {
-  Packed<T> read[HEADS];
+// The pairs of a unit: neighbours in its one run, or one of each of its two.
+template <typename Rotation, bool INVERSE, int RUNS, int PAIRS, typename Run>
+__device__ __forceinline__ void turn_unit(Run (&run)[RUNS], const float (&c)[PAIRS],
+                                          const float (&s)[PAIRS]) {
+  float value[RUNS][2 * PAIRS / RUNS];
 #pragma unroll
-  for (int h = 0; h < HEADS; ++h) {
-    if (h < heads) read[h] = load_words(in + h * head_stride);
+  for (int r = 0; r < RUNS; ++r) run[r].to_floats(value[r]);
+#pragma unroll
+  for (int p = 0; p < PAIRS; ++p) {
+    float& first = RUNS == 1 ? value[0][2 * p] : value[0][p];
+    float& second = RUNS == 1 ? value[0][2 * p + 1] : value[RUNS - 1][p];
+    Rotation::template turn<INVERSE>(first, second, c[p], s[p]);
   }
 #pragma unroll
-  for (int h = 0; h < HEADS; ++h) {
-    if (h >= heads) continue;
-    float value[ELEMENTS];
-    unpack(read[h], value);
-#pragma unroll
-    for (int p = 0; p < PAIRS; ++p) {
-      Rotation::template turn<INVERSE>(value[2 * p], value[2 * p + 1], c[p], s[p]);
-    }
-    store<true>(out + (long long)h * columns, ELEMENTS, value);
-  }
+  for (int r = 0; r < RUNS; ++r) run[r].from_floats(value[r]);
 }
 
-// A unit of pairs `apart` columns apart, in 16-byte words.
-template <typename Rotation, bool INVERSE, int HEADS, typename T, int PAIRS>
-__device__ __forceinline__ void turn_split(const T* in, long long head_stride, T* out, int columns,
-                                           int apart, int heads, const float (&c)[PAIRS],
-                                           const float (&s)[PAIRS]) {
-  Packed<T> low[HEADS], high[HEADS];
-#pragma unroll
-  for (int h = 0; h < HEADS; ++h) {
-    if (h >= heads) continue;
-    low[h] = load_words(in + h * head_stride);
-    high[h] = load_words(in + h * head_stride + apart);
-  }
-#pragma unroll
-  for (int h = 0; h < HEADS; ++h) {
-    if (h >= heads) continue;
-    float first[ELEMENTS], second[ELEMENTS];
-    unpack(low[h], first);
-    unpack(high[h], second);
-#pragma unroll
-    for (int p = 0; p < PAIRS; ++p) {
-      Rotation::template turn<INVERSE>(first[p], second[p], c[p], s[p]);
-    }
-    store<true>(out + (long long)h * columns, ELEMENTS, first);
-    store<true>(out + (long long)h * columns + apart, ELEMENTS, second);
-  }
-}
-
-// One pair, columns anywhere.
-template <typename Rotation, bool INVERSE, int HEADS, typename T>
-__device__ __forceinline__ void turn_pair(const T* in, long long head_stride, long long apart_in,
-                                          T* out, int columns, int apart_out, int heads, float c,
-                                          float s) {
-#pragma unroll
-  for (int h = 0; h < HEADS; ++h) {
-    if (h >= heads) continue;
-    float first = to_float(in[h * head_stride]);
-    float second = to_float(in[h * head_stride + apart_in]);
-    Rotation::template turn<INVERSE>(first, second, c, s);
-    out[(long long)h * columns] = from_float<T>(first);
-    out[(long long)h * columns + apart_out] = from_float<T>(second);
-  }
-}
-
-// Columns behind the pairs: bits, not numbers.
-template <bool VECTOR, int HEADS, typename T>
-__device__ __forceinline__ void copy_unit(const T* in, long long head_stride, T* out, int columns,
-                                          int heads) {
-#pragma unroll
-  for (int h = 0; h < HEADS; ++h) {
-    if (h >= heads) continue;
-    if (VECTOR) {
-      store_words(out + (long long)h * columns, load_words(in + h * head_stride));
-    } else {
-      out[(long long)h * columns] = in[h * head_stride];
-    }
-  }
-}
-
-// One unit of the heads of one group of one token.
-template <typename T, typename Rotation, bool VECTOR, bool INTERLEAVED, bool INVERSE>
-__device__ __forceinline__ void turn_unit(const RopeArguments<T>& a, const Heads<T>& x,
-                                          long long token, int group, int unit) {
+// One thread, one unit of the heads of one group of one token. Units that are turned and units that
+// are copied take the same way through memory: a warp has both, and waits once.
+template <typename T, int PARTS, typename Rotation, bool VECTOR, bool TABLE_WORDS, bool INTERLEAVED,
+          bool INVERSE>
+__global__ void __launch_bounds__(ROPE_THREADS)
+    rope(const __grid_constant__ RopeArguments<T, PARTS> a) {
   using U = Unit<VECTOR, INTERLEAVED>;
-  // Samples that 32 bits count, as nearly all do, are told apart by a division of 32 bits.
-  const bool narrow = (token | a.sequence) >> 32 == 0;
-  const long long b = narrow ? (unsigned)token / (unsigned)a.sequence : token / a.sequence;
-  const long long s = token - b * a.sequence;
-  const int head = group * U::HEADS, heads = min(U::HEADS, x.heads - head);
-  const T* in = x.in + b * x.stride_b + s * x.stride_s + head * x.stride_h;
-  T* out = x.out + (token * x.heads + head) * a.columns;
-  const int turned = a.pairs / U::PAIRS;
-  if (unit >= turned) {
-    const long long column = 2 * a.pairs + (unit - turned) * U::COLUMNS;
-    copy_unit<VECTOR, U::HEADS>(in + column * x.stride_d, x.stride_h, out + column, a.columns,
-                                heads);
-    return;
-  }
-  const int pair = unit * U::PAIRS;
-  float cosine[U::PAIRS], sine[U::PAIRS];
-  load_table(a.cos, b, s, pair, a.table_words, cosine);
-  load_table(a.sin, b, s, pair, a.table_words, sine);
-  const long long column = INTERLEAVED ? 2LL * pair : pair;
-  in += column * x.stride_d;
-  out += column;
-  if constexpr (VECTOR && INTERLEAVED) {
-    turn_adjacent<Rotation, INVERSE, U::HEADS>(in, x.stride_h, out, a.columns, heads, cosine,
-                                               sine);
-  } else if constexpr (VECTOR) {
-    turn_split<Rotation, INVERSE, U::HEADS>(in, x.stride_h, out, a.columns, a.pairs, heads, cosine,
-                                            sine);
-  } else {
-    const int apart = INTERLEAVED ? 1 : a.pairs;
-    turn_pair<Rotation, INVERSE, U::HEADS>(in, x.stride_h, apart * x.stride_d, out, a.columns,
-                                           apart, heads, cosine[0], sine[0]);
-  }
-}
+  const unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i >= a.work) return;
+  const unsigned row = a.by_units.quotient(i), unit = i - row * a.by_units.value;
+  const unsigned token = a.by_groups.quotient(row);
+  unsigned group = row - token * a.by_groups.value;
+  const unsigned b = a.by_sequence.quotient(token), s = token - b * a.by_sequence.value;
+  const bool second = PARTS == 2 && group >= a.part[0].groups;
+  const Heads<T>& x = a.part[second];
+  if (second) group -= a.part[0].groups;
 
-// Blocks take turns of `block_tokens` tokens; their threads share groups and units, units
-// neighbouring in memory beside each other.
-template <typename T, typename Rotation, bool VECTOR, bool INTERLEAVED, bool INVERSE>
-__global__ void __launch_bounds__(256) rope(const __grid_constant__ RopeArguments<T> a) {
-  const unsigned groups = a.part[0].groups + a.part[1].groups;
-  const unsigned work = groups * a.units;
-  const long long turns = (a.tokens + a.block_tokens - 1) / a.block_tokens;
-  for (long long turn = blockIdx.x; turn < turns; turn += gridDim.x) {
-    for (unsigned i = threadIdx.x; i < work * a.block_tokens; i += blockDim.x) {
-      const unsigned at = i / work, rest = i - at * work;
-      const unsigned group = rest / a.units, unit = rest - group * a.units;
-      const long long token = turn * a.block_tokens + at;
-      if (token >= a.tokens) break;
-      const bool second = group >= a.part[0].groups;
-      turn_unit<T, Rotation, VECTOR, INTERLEAVED, INVERSE>(
-          a, a.part[second], token, second ? group - a.part[0].groups : group, unit);
-    }
+  const bool turned = unit < a.turned;
+  const unsigned column = turned ? (INTERLEAVED ? 2 * U::PAIRS : U::COLUMNS) * unit
+                                 : 2 * a.pairs + U::COLUMNS * (unit - a.turned);
+  const unsigned apart = !turned ? a.copied_apart : INTERLEAVED ? 1 : a.pairs;
+  // Runs that are copied may be odd in number.
+  const bool two = U::RUNS == 2 && column + apart < a.columns;
+  const long long stride_d = VECTOR ? 1 : x.stride_d;
+  const unsigned head = group * U::HEADS;
+  const T* in = x.in + b * x.stride_b + s * x.stride_s + head * x.stride_h + column * stride_d;
+  T* out = x.out + ((unsigned long long)token * x.heads + head) * a.columns + column;
+
+  Run<T, VECTOR> run[U::HEADS][U::RUNS];
+#pragma unroll
+  for (int h = 0; h < U::HEADS; ++h) {
+    if (head + h >= x.heads) continue;
+    run[h][0].load(in + h * x.stride_h);
+    if (two) run[h][U::RUNS - 1].load(in + h * x.stride_h + apart * stride_d);
+  }
+  if (turned) {
+    float cosine[U::PAIRS], sine[U::PAIRS];
+    load_table<TABLE_WORDS>(a.cos, b, s, unit * U::PAIRS, cosine);
+    load_table<TABLE_WORDS>(a.sin, b, s, unit * U::PAIRS, sine);
+#pragma unroll
+    for (int h = 0; h < U::HEADS; ++h) turn_unit<Rotation, INVERSE>(run[h], cosine, sine);
+  }
+#pragma unroll
+  for (int h = 0; h < U::HEADS; ++h) {
+    if (head + h >= x.heads) continue;
+    run[h][0].store(out + h * a.columns);
+    if (two) run[h][U::RUNS - 1].store(out + h * a.columns + apart);
   }
 }
 

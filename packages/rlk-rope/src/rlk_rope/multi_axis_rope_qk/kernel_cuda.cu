@@ -5,7 +5,7 @@
 #include "rlk_rope/multi_axis_rope/launch_cuda.cuh"
 
 int rlk_multi_axis_rope_qk_forward(const MultiAxisRopeQkForward* a) {
-  return rlk::run_rope(*a, a->q_dtype, false, [a](auto& n) {
+  return rlk::run_rope<2>(*a, a->q_dtype, false, [a](auto& n) {
     n.part[0] = rlk::heads_of(n, a->q, a->q_stride_B, a->q_stride_S, a->q_stride_H, a->q_stride_D,
                               a->q_out, a->H);
     n.part[1] = rlk::heads_of(n, a->k, a->k_stride_B, a->k_stride_S, a->k_stride_G, a->k_stride_D,
@@ -14,7 +14,7 @@ int rlk_multi_axis_rope_qk_forward(const MultiAxisRopeQkForward* a) {
 }
 
 int rlk_multi_axis_rope_qk_backward(const MultiAxisRopeQkBackward* a) {
-  return rlk::run_rope(*a, a->q_dtype, true, [a](auto& n) {
+  return rlk::run_rope<2>(*a, a->q_dtype, true, [a](auto& n) {
     n.part[0] = rlk::heads_of(n, a->dq_out, a->dq_out_stride_B, a->dq_out_stride_S,
                               a->dq_out_stride_H, a->dq_out_stride_D, a->dq, a->H);
     n.part[1] = rlk::heads_of(n, a->dk_out, a->dk_out_stride_B, a->dk_out_stride_S,
