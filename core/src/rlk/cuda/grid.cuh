@@ -23,7 +23,11 @@ template <auto KERNEL> int resident_blocks(int threads, int shared_bytes, int de
     // All that a block may take: one block size must not lower the limit of another.
     cudaFuncSetAttribute(KERNEL, cudaFuncAttributeMaxDynamicSharedMemorySize,
                          shared_limit - (int)attributes.sharedSizeBytes);
-    cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, KERNEL, threads, shared_bytes);
+    if (cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, KERNEL, threads, shared_bytes)) {
+        // More shared memory than there is: no error of the kernel that is launched instead.
+        cudaGetLastError();
+        blocks = 0;
+    }
     const int resident = processors * blocks;
     if (place != nullptr) *place = resident > 0 ? resident : -1;
     return resident;

@@ -77,8 +77,9 @@ template <typename S> struct WgmmaMemory {
             barrier_init(full + i, 1);
             barrier_init(empty + i, S::CONSUMERS);
         }
-        barrier_init(turn, 1);
-        barrier_init(turn + 1, 1);
+        // The warps of a warpgroup: were it one of them, the others could miss a phase of two.
+        barrier_init(turn, WARPGROUP / 32);
+        barrier_init(turn + 1, WARPGROUP / 32);
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
 };
@@ -129,6 +130,11 @@ __device__ __forceinline__ void produce(const WgmmaMemory<S>& memory, const Wgmm
             S::B::load(memory.b + ring.stage * S::B::BYTES, map_b, full, column, step * WGMMA_BK,
                        places.cm, of_column);
         }
+    }
+    // All that the blocks of the cluster have read of this one's stages is told: nobody arrives at
+    // the barriers of a block that has left.
+    for (int i = 0; S::CLUSTER > 1 && i < S::STAGES; ++i, ring.next()) {
+        barrier_wait(memory.empty + ring.stage, ring.parity ^ 1);
     }
 }
 
@@ -185,7 +191,7 @@ __device__ __forceinline__ void multiply_tile(const WgmmaMemory<S>& memory,
         release<S>(memory, places, last);
     }
     // All of this tile has arrived: the other warpgroup may wait for its own.
-    if (S::TURNS && threadIdx.x % WARPGROUP == 0) barrier_arrive(memory.turn + (group ^ 1));
+    if (S::TURNS && threadIdx.x % 32 == 0) barrier_arrive(memory.turn + (group ^ 1));
     wgmma_wait<0>();
     release<S>(memory, places, before);
 }

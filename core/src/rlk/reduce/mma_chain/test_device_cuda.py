@@ -99,6 +99,27 @@ def test_product_by_every_tile_has_the_bits_of_the_first(dtype, reads, bias_dtyp
                         assert_same_bits(got, want, f"{m} {n} {k} {out} {tile}")
 
 
+# K of 1, 2 and 6 stages; M and N of several tiles for every cluster of a GPU, at their edges too.
+@pytest.mark.parametrize("k", [16, 100, 330])
+@pytest.mark.parametrize("reads", READS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_product_of_several_tiles_a_block_has_the_bits_of_the_first(dtype, reads, k) -> None:
+    cuda = mma_chain.backend_module("cuda")
+    m, n = 5000, 5016
+    a, b = (
+        LAYOUTS[layout](spread(rows, k, dtype, seed=rows).cuda())
+        for layout, rows in zip(READS[reads], (m, n), strict=True)
+    )
+    first, *others = cuda.candidates(a, b)
+    for bias in (None, spread(n, 1, dtype, 1)[:, 0].cuda()):
+        want = cuda.product(a, b, bias, None, dtype, first)
+        for tile in others:
+            # Again: blocks that wait for one another do so in another order.
+            for _ in range(10):
+                got = cuda.product(a, b, bias, None, dtype, tile)
+                assert_same_bits(got, want, f"{tile}, bias {bias is not None}")
+
+
 @pytest.mark.parametrize("case", hard_cases.CASES, ids=lambda case: case.name)
 def test_product_hard_case_by_every_tile_gives_hand_answer(case) -> None:
     cuda = mma_chain.backend_module("cuda")
