@@ -16,7 +16,7 @@ The parameter itself gets a gradient of zeros: whoever waits for one, as DDP doe
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -31,6 +31,7 @@ from rlk.autograd import (
 from rlk.errors import ArgumentError, GradientError, RlkError
 from rlk.operator import Operator
 from rlk.reduce.exact_sum import STATE_ROWS
+from rlk.reduce.exact_sum.form import SumForm
 from rlk.reduce.mma_chain.golden import FP32_BLOCK, STEP
 
 if TYPE_CHECKING:
@@ -112,7 +113,8 @@ class Carried:
             chain = None
         groups = operator.shared_gradients
         needs = tuple([any(wanted[i] or carried.get(i, False) for i in group) for group in groups])
-        results = published.backward_pass(tensors, scalars, needs, backend, chain)
+        forms = tuple([self._form(place, carried) for place, *_ in groups])
+        results = published.backward_pass(tensors, scalars, needs, backend, chain, forms)
         parameters = tensors[len(operator.outputs) :]
         finished: list[torch.Tensor | None] = [None] * len(wanted)
         for (place, *others), result, needed in zip(groups, results, needs, strict=True):
@@ -123,16 +125,20 @@ class Carried:
                 if wanted[place]:
                     finished[place] = torch.zeros_like(parameters[place])
             elif carried.get(place, False):
-                finished[self.inputs + self._places.index(place)] = result.double()
+                state, zeros = result
+                finished[self.inputs + self._places.index(place)] = state
                 if wanted[place]:
-                    finished[place] = torch.zeros_like(parameters[place])
-            elif place in self._places:
-                dtype = parameters[place].dtype
-                finished[place] = published.round_state(result, dtype, backend)
+                    finished[place] = zeros
             else:
                 for shared in (place, *others):
                     finished[shared] = result
         return finished
+
+    def _form(self, place: int, carried: Mapping[int, bool]) -> SumForm:
+        """That of the gradient of an input; no other end than a state has what is no exact sum."""
+        if place not in self._places:
+            return SumForm.STATE
+        return SumForm.CARRIED if carried[place] else SumForm.ROUNDED
 
     def require_carriers(self, ctx: Any, wanted: Sequence[bool]) -> None:
         """Refuse a backward that asks for a parameter's gradient, which is zeros, alone.

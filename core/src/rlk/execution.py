@@ -18,7 +18,7 @@ from rlk.autograd import eager_apply, make_function, require_reverse_mode
 from rlk.launch import operator_call
 from rlk.linear import make_linear_functions
 from rlk.operator import Operator
-from rlk.plans import Plans, plan_backward, plan_forward, plan_gradients
+from rlk.plans import Forms, Plans, plan_backward, plan_forward, plan_gradients
 from rlk.reduce import exact_sum
 from rlk.rows import empty_gradients, empty_outputs
 
@@ -96,15 +96,16 @@ class Execution:
         needs: tuple[bool, ...],
         requested: str,
         initial: torch.Tensor | None = None,
-    ) -> tuple[torch.Tensor | None, ...]:
-        """Gradients and exact states, None for those not needed; scalars checked.
+        forms: Forms = (),
+    ) -> tuple[Any, ...]:
+        """Gradients and exact sums in their forms, None for those not needed; scalars checked.
 
         With `initial`, which is FP32, the chain over rows goes on from there and is not rounded.
         """
         chained = initial is not None
         if initial is not None:
             tensors = (*tensors, initial)
-        return self._backwards.find(tensors, needs, requested, chained)(tensors, scalars)
+        return self._backwards.find(tensors, needs, requested, chained, forms)(tensors, scalars)
 
     def chained_backward(self, *arguments: Any) -> tuple[torch.Tensor, ...]:
         """`backward` whose chain over rows goes on from the tensor behind the saved state."""

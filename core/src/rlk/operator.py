@@ -156,8 +156,10 @@ class Operator:
     with leading axes brought to `row_axes`: flattened to one by default, or, where kernels need the
     strides of several, the outer ones flattened or of size 1. Both are called only with at least
     one row. It may also offer `plan_forward` and `plan_backward`, as
-    `rlk.cuda.launch.KernelModule` does. Where a gradient is a chain over rows, `backward` may also
-    take `initial`, FP32 and shaped as the parameter: the chain goes on from there and returns FP32.
+    `rlk.cuda.launch.KernelModule` does, and say by `finishes_sums = True` that its backward takes
+    `forms`, by name, in which exact sums end (`rlk.reduce.exact_sum.form`). Where a gradient is a
+    chain over rows, `backward` may also take `initial`, FP32 and shaped as the parameter: the
+    chain goes on from there and returns FP32.
 
     A `linear` operator's outputs are linear in as many first inputs, each in its own, of the same
     shape and dtype; nothing else takes a gradient. Backward reads no value of them: they are not

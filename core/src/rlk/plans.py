@@ -16,10 +16,14 @@ from rlk.errors import BackendError
 from rlk.launch import operator_call
 from rlk.operator import Backend, Operator
 from rlk.reduce import exact_sum
+from rlk.reduce.exact_sum.form import SumForm
 from rlk.rows import are_views, as_rows, empty_gradients, empty_outputs, from_rows, gradient_shape
 
 # (tensors, checked scalars in the order of the declaration) -> results.
 Plan = Callable[[Sequence[torch.Tensor], Sequence[Any]], tuple[Any, ...]]
+
+# Of all gradients, STATE for those that are no exact sums; or empty, if all sums are to be states.
+Forms = tuple[SumForm, ...]
 
 # 1024 plans of about 2 KB: every shape of a training run, but not of a server's whole life.
 MOST_PLANS = 1024
@@ -89,11 +93,12 @@ def plan_backward(
     needs: tuple[bool, ...],
     requested: str,
     chained: bool = False,
+    forms: Forms = (),
 ) -> Plan:
-    """From output gradients, inputs and saved state to gradients and exact states.
+    """From output gradients, inputs and saved state to gradients, and exact sums in their forms.
 
     None comes back for those not needed. Of a `chained` call the last tensor is where the chain
-    over rows goes on.
+    over rows goes on. `forms` are of all gradients; without any, sums are states.
     """
     if chained:
         tensors = tensors[:-1]
@@ -102,7 +107,11 @@ def plan_backward(
     check_gradients(operator, gradients, inputs)
     check_saved(operator, tensors[len(gradients) + len(inputs) :], inputs)
     if sizes.get("T", 1) == 0 or inputs[0].numel() == 0 or not any(needs):
-        return lambda tensors, scalars: empty_gradients(operator, tensors, needs, chained)
+
+        def nothing(tensors: Sequence[torch.Tensor], scalars: Sequence[Any]) -> tuple[Any, ...]:
+            return empty_gradients(operator, tensors, needs, chained)
+
+        return _finishing(nothing, operator, inputs, needs, requested, forms)
     choice = dispatch.choose(operator, inputs[0].device, requested)
     read = operator.outputs + operator.inputs + operator.saved
     differentiable = [(operator.inputs[i], inputs[i]) for i, *_ in operator.shared_gradients]
@@ -111,12 +120,44 @@ def plan_backward(
         for which, needed in zip(differentiable, needs, strict=True)
     ]
     rows = as_rows(operator, read, tensors)
+    names = [declared.name for declared, _ in differentiable]
+    finishes = any(forms) and getattr(choice.module, "finishes_sums", False)
     planned = hasattr(choice.module, "plan_backward") and not chained
     if planned and are_views(rows, tensors):
-        return choice.module.plan_backward(rows, shapes, (operator.name, "backward"))
-    names = [declared.name for declared, _ in differentiable]
+        more = {"forms": forms} if finishes else {}
+        plan = choice.module.plan_backward(rows, shapes, (operator.name, "backward"), **more)
+    else:
+        ends = dict(zip(names, forms, strict=True)) if finishes else {}
+        if finishes:
+            shapes = [
+                None if shape is None else _ended(shape, parameter.shape, form)
+                for (_, parameter), shape, form in zip(differentiable, shapes, forms, strict=True)
+            ]
+        plan = _plan_backward_by_rows(operator, choice, names, shapes, needs, chained, ends)
+    if finishes:
+        return plan
+    return _finishing(plan, operator, inputs, needs, requested, forms)
+
+
+def _ended(state: Any, sums: Any, form: SumForm) -> Any:
+    """What an exact sum has in its form, of what it has as a state and as sums."""
+    return (state, sums, (state, sums))[form]
+
+
+def _plan_backward_by_rows(
+    operator: Operator,
+    choice: dispatch.Choice,
+    names: Sequence[str],
+    shapes: Sequence[Any],
+    needs: tuple[bool, ...],
+    chained: bool,
+    forms: dict[str, SumForm],
+) -> Plan:
+    """By the backend's `backward`; `forms` if it finishes sums, whose shapes may then be two."""
+    read = operator.outputs + operator.inputs + operator.saved
     needed = frozenset(name for name, need in zip(names, needs, strict=True) if need)
-    run = _by_rows(operator, choice, "backward", len(needs), needs=needed)
+    options = {"forms": forms} if forms else {}
+    run = _by_rows(operator, choice, "backward", len(needs), needs=needed, **options)
 
     def plan(tensors: Sequence[torch.Tensor], scalars: Sequence[Any]) -> tuple[Any, ...]:
         more = {"initial": tensors[-1].detach()} if chained else {}
@@ -126,49 +167,74 @@ def plan_backward(
             if result is None and name in needed:
                 raise _wrong(operator, choice.backend, f"the gradient of {name}", "None")
         return tuple(
-            None if shape is None else from_rows(result, shape)
+            None
+            if shape is None
+            else tuple(map(from_rows, result, shape))
+            if isinstance(result, tuple)
+            else from_rows(result, shape)
             for result, shape in zip(results, shapes, strict=True)
         )
 
     return plan
 
 
+def rounded_forms(operator: Operator) -> Forms:
+    """Those of a backward whose exact sums are all rounded."""
+    return tuple(
+        SumForm.ROUNDED if t.gradient == "parameter" else SumForm.STATE
+        for t in operator.returned_gradients
+    )
+
+
 def plan_gradients(
     operator: Operator, tensors: Sequence[torch.Tensor], needs: tuple[bool, ...], requested: str
 ) -> Plan:
     """From output gradients, inputs and saved state to one gradient per input, sums rounded."""
-    backward = plan_backward(operator, tensors, needs, requested)
-    _, inputs = operator.split_backward(tensors)
-    steps = []
-    for place, (places, needed) in enumerate(zip(operator.shared_gradients, needs, strict=True)):
-        if needed:
-            summed = operator.inputs[places[0]].gradient == "parameter"
-            finish = _plan_rounding(operator, inputs, places[0], requested) if summed else None
-            steps.append((place, finish, places))
+    backward = plan_backward(operator, tensors, needs, requested, False, rounded_forms(operator))
+    steps = [
+        (place, places)
+        for place, (places, needed) in enumerate(zip(operator.shared_gradients, needs, strict=True))
+        if needed
+    ]
 
     def plan(tensors: Sequence[torch.Tensor], scalars: Sequence[Any]) -> tuple[Any, ...]:
         results = backward(tensors, scalars)
         finished: list[torch.Tensor | None] = [None] * len(operator.inputs)
-        for place, finish, places in steps:
-            result = results[place] if finish is None else finish(results[place])
+        for place, places in steps:
             for each in places:
-                finished[each] = result
+                finished[each] = results[place]
         return tuple(finished)
 
     return plan
 
 
-def _plan_rounding(
-    operator: Operator, inputs: Sequence[torch.Tensor], place: int, requested: str
-) -> Callable[[torch.Tensor], torch.Tensor]:
-    """From an exact state, contiguous, to the gradient of the parameter at `place`."""
-    parameter = inputs[place]
-    if inputs[0].numel() == 0:
-        # A sum over no rows is known without a launch.
-        shape, dtype, device = parameter.shape, parameter.dtype, parameter.device
-        return lambda state: torch.zeros(shape, dtype=dtype, device=device)
-    backend = exact_sum.rounding_backend(requested)
-    return exact_sum.plan_round(parameter, backend, (operator.name, "backward"))
+def _finishing(
+    plan: Plan,
+    operator: Operator,
+    inputs: Sequence[torch.Tensor],
+    needs: Sequence[bool],
+    requested: str,
+    forms: Forms,
+) -> Plan:
+    """A plan of states, and steps that give them their forms."""
+    backend, call = exact_sum.rounding_backend(requested), (operator.name, "backward")
+    steps = []
+    for place, form in enumerate(forms):
+        if needs[place] and form != SumForm.STATE:
+            parameter = inputs[operator.shared_gradients[place][0]]
+            # What a sum over no rows comes to is known without a launch of ours.
+            known = inputs[0].numel() == 0
+            steps.append((place, exact_sum.plan_finish(parameter, backend, call, form, known)))
+    if not steps:
+        return plan
+
+    def finished(tensors: Sequence[torch.Tensor], scalars: Sequence[Any]) -> tuple[Any, ...]:
+        results = [*plan(tensors, scalars)]
+        for place, finish in steps:
+            results[place] = finish(results[place])
+        return tuple(results)
+
+    return finished
 
 
 def _by_rows(

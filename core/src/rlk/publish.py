@@ -21,7 +21,9 @@ from rlk.errors import ArgumentError, RlkError
 from rlk.execution import Execution
 from rlk.linear import require_linear
 from rlk.operator import Operator
+from rlk.plans import Forms, rounded_forms
 from rlk.reduce import exact_sum
+from rlk.reduce.exact_sum.form import SumForm
 from rlk.rows import empty_gradients, empty_outputs
 
 _library = torch.library.Library("rlk", "FRAGMENT")
@@ -36,6 +38,7 @@ class Published(Execution):
 
     def __init__(self, operator: Operator) -> None:
         super().__init__(operator)
+        self._rounding = rounded_forms(operator)
         _define(self)
         self.forward_op = getattr(torch.ops.rlk, operator.name).default
         self.backward_op = getattr(torch.ops.rlk, f"{operator.name}_backward").default
@@ -98,13 +101,30 @@ class Published(Execution):
         needs: tuple[bool, ...],
         requested: str,
         initial: torch.Tensor | None = None,
-    ) -> tuple[torch.Tensor | None, ...]:
-        """Through the dispatcher where it may be listening, whatever the forward found."""
+        forms: Forms = (),
+    ) -> tuple[Any, ...]:
+        """Through the dispatcher where it may be listening, whatever the forward found.
+
+        It knows states alone: their forms are made of them here.
+        """
         if is_plain(tensors):
-            return self.run_backward(tensors, scalars, needs, requested, initial)
+            return self.run_backward(tensors, scalars, needs, requested, initial, forms)
         if initial is not None and self.chained_op is not None:
-            return _all_of(self.chained_op(*tensors, initial, *scalars, *needs, requested))
-        return _all_of(self.backward_op(*tensors, *scalars, *needs, requested))
+            results = _all_of(self.chained_op(*tensors, initial, *scalars, *needs, requested))
+        else:
+            results = _all_of(self.backward_op(*tensors, *scalars, *needs, requested))
+        if not any(forms):
+            return results
+        inputs, finished = tensors[self._outputs :], []
+        groups = self.operator.shared_gradients
+        for (place, *_), result, needed, form in zip(groups, results, needs, forms, strict=True):
+            end: Any = result
+            if needed and form == SumForm.ROUNDED:
+                end = self._rounded(result, inputs[place], inputs[0], requested)
+            elif needed and form == SumForm.CARRIED:
+                end = exact_sum.carried(result, inputs[place])
+            finished.append(end)
+        return tuple(finished)
 
     def input_gradients(
         self,
@@ -116,18 +136,13 @@ class Published(Execution):
         """Through the dispatcher where it may be listening: sums and their rounding apart."""
         if is_plain(tensors):
             return self._gradients.find(tensors, needs, requested)(tensors, scalars)
-        results = self.backward_pass(tensors, scalars, needs, requested)
-        inputs = tensors[self._outputs :]
+        results = self.backward_pass(tensors, scalars, needs, requested, None, self._rounding)
         finished: list[torch.Tensor | None] = [None] * self._inputs
         for places, result, needed in zip(
             self.operator.shared_gradients, results, needs, strict=True
         ):
-            first = places[0]
-            if needed and self.operator.inputs[first].gradient == "parameter":
-                finished[first] = self._rounded(result, inputs[first], inputs[0], requested)
-            elif needed:
-                for place in places:
-                    finished[place] = result
+            for place in places if needed else ():
+                finished[place] = result
         return finished
 
     def _rounded(

@@ -5,14 +5,15 @@
     struct DemoBackward  output gradients, inputs, saved state, then gradients and exact states
 
 A tensor that is read has a stride for each axis, in elements; results are contiguous, and null
-where a gradient is not needed. Pointers come first and scalars last: what lies between is the
-same in all calls that look alike.
+where a gradient is not needed. An exact sum has a state, sums and the form that it ends in, which
+are `SumResult` in device_round.cuh; a source that finishes no sums is asked for states alone.
+Pointers come first and scalars last: what lies between is the same in all calls that look alike.
 """
 
 import re
 import struct
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -87,11 +88,14 @@ def backward_layout(operator: Operator) -> Layout:
     """The argument of rlk_<operator>_backward and of rlk_<operator>_backward_workspace."""
     upstream = tuple(_gradient(t) for t in operator.outputs)
     read = upstream + operator.inputs + operator.saved
-    results = [
-        ("long long*", f"d{t.name}_state") if t.gradient == "parameter" else ("void*", f"d{t.name}")
-        for t in operator.returned_gradients
-    ]
-    return _layout(operator, "Backward", read, [*results, ("void*", "workspace")])
+    results, forms = [], []
+    for t in operator.returned_gradients:
+        if t.gradient == "parameter":
+            results += [("long long*", f"d{t.name}_state"), ("void*", f"d{t.name}_sums")]
+            forms.append(("int", f"d{t.name}_form"))
+        else:
+            results.append(("void*", f"d{t.name}"))
+    return _layout(operator, "Backward", read, [*results, ("void*", "workspace")], forms)
 
 
 def header_name(operator: Operator) -> str:
@@ -126,14 +130,18 @@ def library_header(name: str, entries: Iterable[tuple[str, Layout]]) -> str:
 
 
 def _layout(
-    operator: Operator, direction: str, read: tuple[Tensor, ...], results: list[tuple[str, str]]
+    operator: Operator,
+    direction: str,
+    read: tuple[Tensor, ...],
+    results: list[tuple[str, str]],
+    forms: Sequence[tuple[str, str]] = (),
 ) -> Layout:
     fields = [("const void*", t.name) for t in read]
     fields += [*results, ("void*", "stream")]
     fields += [("long long", f"{t.name}_stride_{axis}") for t in read for axis in axes(operator, t)]
     fields += [("long long", symbol) for symbol in symbols(operator)]
     fields += [("int", f"{t.name}_dtype") for t in operator.inputs]
-    fields += [("int", "device")]
+    fields += [*forms, ("int", "device")]
     fields += [("float" if _is_number(s) else "int", s.name) for s in operator.scalars]
     repeated = [name for name, count in Counter(n for _, n in fields).items() if count > 1]
     if repeated:

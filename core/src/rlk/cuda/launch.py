@@ -2,14 +2,12 @@
 """The CUDA backend of an operator, derived from its declaration and one kernel source."""
 
 import ctypes
-import math
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any
 
 import torch
@@ -17,9 +15,11 @@ import torch
 from rlk import dispatch, launch
 from rlk.cuda import build, header, probe
 from rlk.cuda.library import Library, refuse_after_fork
+from rlk.cuda.memory import allocator, backward_results
 from rlk.errors import ArgumentError
 from rlk.operator import FLOATS, Operator, Tensor
 from rlk.plans import Plan
+from rlk.reduce.exact_sum.form import SumForm
 from rlk.rows import gradient_shape
 
 # rlk::Dtype of launch.cuh.
@@ -56,17 +56,19 @@ class _Result:
         return self.dtype or inputs[self.source].dtype
 
 
-def module(operator: Operator, source: Path) -> "KernelModule":
+def module(operator: Operator, source: Path, *, finishes_sums: bool = False) -> "KernelModule":
     """The backend module of an operator; the same one at every call.
 
     Args:
         operator: the declaration the source is written against.
         source: its .cu file, which includes rlk_<operator>.h.
+        finishes_sums: whether its exact sums end in every form, and not as states alone.
     """
     with _loading:
         made = _modules.get((operator.name, source))
         if made is None or made.operator is not operator:
             made = _modules[operator.name, source] = KernelModule(operator, source)
+            made.finishes_sums = finishes_sums
         return made
 
 
@@ -111,15 +113,6 @@ def pointers(
     return found
 
 
-def allocator(
-    shape: Sequence[int], dtype: torch.dtype, device: torch.device
-) -> Callable[[], torch.Tensor]:
-    """Allocates one contiguous tensor at each call."""
-    strides = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
-    # torch.empty takes twice as long to read its arguments.
-    return partial(torch.empty_strided, shape, strides, dtype=dtype, device=device)
-
-
 def device_arch(device: int) -> str:
     """The architecture of a GPU, as nvcc names it."""
     major, minor = torch.cuda.get_device_capability(device)
@@ -133,6 +126,7 @@ class KernelModule(ModuleType):
         super().__init__(f"{operator.name} (cuda)")
         self.operator = operator
         self.source = source
+        self.finishes_sums = False
         self.generated = {header.header_name(operator): header.header(operator)}
         self._loaded: dict[int, _Loaded] = {}
         self._forward_packers = header.forward_layout(operator).packers
@@ -163,17 +157,31 @@ class KernelModule(ModuleType):
         return plan(tensors, [scalars[s.name] for s in self.operator.scalars])
 
     def backward(
-        self, *tensors: torch.Tensor, needs: frozenset[str], **scalars: Any
-    ) -> tuple[torch.Tensor | None, ...]:
-        """Gradients and exact states of one call, None for those not needed."""
+        self,
+        *tensors: torch.Tensor,
+        needs: frozenset[str],
+        forms: Mapping[str, SumForm] = MappingProxyType({}),
+        into: Mapping[str, torch.Tensor] = MappingProxyType({}),
+        **scalars: Any,
+    ) -> tuple[Any, ...]:
+        """Gradients and exact sums of one call, None for those not needed.
+
+        Args:
+            tensors: output gradients, inputs and saved state.
+            needs: the inputs whose gradients are needed.
+            forms: of exact sums that are not to be states.
+            into: memory for gradients of rows, contiguous, by the names of inputs.
+            scalars: those of the declaration.
+        """
         _, inputs = self.operator.split_backward(tensors)
+        places = [place for place, *_ in self.operator.shared_gradients]
+        names = [self.operator.inputs[place].name for place in places]
         shapes = [
-            gradient_shape(self.operator.inputs[place], inputs[place])
-            if self.operator.inputs[place].name in needs
-            else None
-            for place, *_ in self.operator.shared_gradients
+            gradient_shape(self.operator.inputs[place], inputs[place]) if name in needs else None
+            for place, name in zip(places, names, strict=True)
         ]
-        plan = self.plan_backward(tensors, shapes)
+        ends = [forms.get(name, SumForm.STATE) for name in names]
+        plan = self.plan_backward(tensors, shapes, forms=ends, into=[*map(into.get, names)])
         return plan(tensors, [scalars[s.name] for s in self.operator.scalars])
 
     def plan_forward(
@@ -217,6 +225,9 @@ class KernelModule(ModuleType):
         rows: Sequence[torch.Tensor],
         shapes: Sequence[Sequence[int] | None],
         call: tuple[str, str] | None = None,
+        *,
+        forms: Sequence[SumForm] = (),
+        into: Sequence[torch.Tensor | None] = (),
     ) -> Plan:
         """`backward` for all calls that look alike.
 
@@ -224,19 +235,24 @@ class KernelModule(ModuleType):
             rows: output gradients, inputs and saved state of one of them, as for `plan_forward`.
             shapes: of the gradients and states, None where not needed.
             call: operator and direction in traces.
+            forms: of all gradients; those that are no exact sums have that of a state.
+            into: memory for gradients of one call, None where it is to be allocated.
         """
         operator, start = self.operator, len(self.operator.outputs)
         inputs = rows[start : start + len(operator.inputs)]
         loaded, device = self._load_for(inputs[0])
         read = operator.outputs + operator.inputs + operator.saved
         pack, between, pack_scalars = [packer.pack for packer in self._backward_packers]
-        constants = between(*self._constants(read, rows, inputs, device))
-        place = inputs[0].device
         differentiable = [(operator.inputs[i], inputs[i]) for i, *_ in operator.shared_gradients]
-        empties = [
-            None if shape is None else allocator(shape, _gradient_dtype(*which), place)
-            for which, shape in zip(differentiable, shapes, strict=True)
+        forms = forms or [SumForm.STATE] * len(differentiable)
+        ends = [
+            int(form)
+            for (declared, _), form in zip(differentiable, forms, strict=True)
+            if declared.gradient == "parameter"
         ]
+        constants = between(*self._constants(read, rows, inputs, device, ends))
+        place = inputs[0].device
+        empties, returned = backward_results(differentiable, shapes, forms, place, into)
         size_workspace, launch_backward = loaded.workspace, loaded.backward
         coded = self._coded
 
@@ -253,7 +269,7 @@ class KernelModule(ModuleType):
             status = launch_backward(packed)
             if status or launch._open:
                 self._report(loaded, status, "backward", call)
-            return results
+            return results if returned is None else returned(results)
 
         return plan
 
@@ -299,15 +315,16 @@ class KernelModule(ModuleType):
         rows: Sequence[torch.Tensor],
         inputs: Sequence[torch.Tensor],
         device: int,
+        forms: Sequence[int] = (),
     ) -> list[int]:
-        """Strides, sizes, dtype codes and device."""
+        """Strides, sizes, dtype codes, forms of sums and device."""
         for declared, tensor in zip(read, rows, strict=True):
             if tensor.get_device() != device or tensor.is_neg():
                 negated = "a negated view" if tensor.is_neg() else str(tensor.device)
                 raise _not_plain(self.operator, declared, device, negated)
         strides = [stride for tensor in rows for stride in tensor.stride()]
         codes = [DTYPE_CODES[tensor.dtype] for tensor in inputs]
-        return [*strides, *self._call_sizes(inputs), *codes, device]
+        return [*strides, *self._call_sizes(inputs), *codes, *forms, device]
 
     def _coded(self, scalars: Sequence[Any]) -> Sequence[Any]:
         """Scalars as the struct holds them: an index for each that names a choice."""
@@ -333,10 +350,6 @@ def _result(operator: Operator, tensor: Tensor, symbols: tuple[str, ...]) -> _Re
         source = [t.name for t in operator.inputs].index(rule[1:])
         return _Result(tensor.name, axes, None, source)
     return _Result(tensor.name, axes, getattr(torch, rule), 0)
-
-
-def _gradient_dtype(declared: Tensor, tensor: torch.Tensor) -> torch.dtype:
-    return torch.int64 if declared.gradient == "parameter" else tensor.dtype
 
 
 def _not_plain(operator: Operator, declared: Tensor, device: int, got: str) -> ArgumentError:

@@ -22,13 +22,17 @@ def test_forward_struct_of_the_demo_has_pointers_first_and_scalars_last(demo):
 
 
 def test_backward_struct_of_the_demo_reads_gradients_inputs_and_saved_state(demo):
-    assert header.backward_layout(demo).fields[:16] == (
+    fields = header.backward_layout(demo).fields
+    assert fields[:17] == (
         ("const void*", "dy"), ("const void*", "x"), ("const void*", "weight"),
         ("const void*", "first"), ("void*", "dx"), ("long long*", "dweight_state"),
-        ("void*", "workspace"), ("void*", "stream"),
+        ("void*", "dweight_sums"), ("void*", "workspace"), ("void*", "stream"),
         ("long long", "dy_stride_T"), ("long long", "dy_stride_N"),
         ("long long", "x_stride_T"), ("long long", "x_stride_N"), ("long long", "weight_stride_N"),
         ("long long", "first_stride_T"), ("long long", "T"), ("long long", "N"),
+    )  # fmt: skip
+    assert fields[17:21] == (
+        ("int", "x_dtype"), ("int", "weight_dtype"), ("int", "dweight_form"), ("int", "device"),
     )  # fmt: skip
 
 
@@ -43,7 +47,8 @@ def test_struct_size_with_an_odd_number_of_ints_is_padded(demo):
 def test_struct_packed_in_three_parts_has_the_same_bytes(demo, layout, more):
     declared = layout(replace(demo, scalars=(*demo.scalars, *more)))
     values = [place + 1 for place, _ in enumerate(declared.fields)]
-    between = sum(kind == "long long" for kind, _ in declared.fields) + 3
+    last = [name for _, name in declared.fields].index("device")
+    between = last + 1 - sum("*" in kind for kind, _ in declared.fields)
     scalars = len(demo.scalars) + len(more)
     parts = values[: -between - scalars], values[-between - scalars : -scalars], values[-scalars:]
     packed = [p.pack(*part) for p, part in zip(declared.packers, parts, strict=True)]

@@ -3,6 +3,7 @@
 
 import os
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 
 import rlk
 from rlk import backends, launch
+from rlk.compare import assert_same_bits
 from rlk.cuda import build, probe
 from rlk.cuda import launch as cuda_launch
 from rlk.cuda import steps as steps_module
@@ -17,6 +19,7 @@ from rlk.errors import ArgumentError, BackendError
 from rlk.execution import Execution
 from rlk.operator import Backend
 from rlk.reduce.exact_sum import kernel_cuda
+from rlk.reduce.exact_sum.form import SumForm
 
 # What forward and backward compute by hand: y = x * weight + shift, first = x[:, 0],
 # dx = dy * weight, and a "state" of first + dy[0] and, through the workspace, the row numbers.
@@ -52,8 +55,11 @@ RLK_EXPORT int rlk_demo_backward(const DemoBackward* a) {
         }
         for (long long k = 0; a->dweight_state && k < 13; ++k) {
             float sum = at(a->first, a->first_stride_T) + at(a->dy, n * a->dy_stride_N);
-            a->dweight_state[k * a->N + n] = (long long)sum + rows[a->T - 1] + a->mode;
+            long long digit = (long long)sum + rows[a->T - 1] + a->mode;
+            if (a->dweight_form == 2) ((double*)a->dweight_state)[k * a->N + n] = digit + 0.5;
+            else a->dweight_state[k * a->N + n] = digit;
         }
+        if (a->dweight_sums) ((float*)a->dweight_sums)[n] = a->dweight_form * 10 + n;
     }
     return 0;
 }
@@ -107,6 +113,31 @@ def test_backward_all_needed_gives_gradient_and_state(host):
     assert torch.equal(dx, WEIGHT.expand(2, 3))
     # first[1] + dy + last row number + index of the choice
     assert torch.equal(state, torch.full((13, 3), 40 + 1 + 1 + 1))
+
+
+def test_backward_sum_in_each_form_is_what_the_launcher_was_asked_for(host, monkeypatch):
+    monkeypatch.setattr(host, "finishes_sums", True)
+    x = torch.tensor([[1.0, 2.0, 3.0], [40.0, 5.0, 6.0]])
+    options = {"needs": frozenset({"x", "weight"}), "shift": 0.0, "mode": "plain"}
+    run = partial(host.backward, torch.ones(2, 3), x, WEIGHT, x[:, 0], **options)
+    # first[1] + dy + last row number
+    digits = torch.full((13, 3), 40 + 1 + 1)
+    dx, state = run()
+    assert torch.equal(dx, WEIGHT.expand(2, 3))
+    assert_same_bits(state, digits)
+    _, sums = run(forms={"weight": SumForm.ROUNDED})
+    assert_same_bits(sums, torch.tensor([10.0, 11.0, 12.0]))
+    _, (state, zeros) = run(forms={"weight": SumForm.CARRIED})
+    assert_same_bits(state, digits + torch.tensor(0.5, dtype=torch.float64))
+    assert_same_bits(zeros, torch.tensor([20.0, 21.0, 22.0]))
+
+
+def test_backward_gradient_of_rows_goes_into_the_memory_that_is_given(host):
+    x, into = torch.ones(2, 3), torch.zeros(2, 3)
+    options = {"needs": frozenset({"x"}), "shift": 0.0, "mode": "plain"}
+    dx, _ = host.backward(x, x, WEIGHT, x[:, 0], into={"x": into}, **options)
+    assert dx is into
+    assert torch.equal(into, WEIGHT.expand(2, 3))
 
 
 @pytest.mark.parametrize("needs", [{"x"}, {"weight"}, set()])
@@ -222,6 +253,26 @@ def test_execution_backward_of_each_layout_equals_the_formula_by_hand(execution)
         dx, state = execution.backward(*arguments, True, False, "cuda")
         assert torch.equal(dx, dy.resolve_neg() * WEIGHT)
         assert state.numel() == 0
+
+
+@pytest.mark.parametrize("layout", ["rows", "axes that flatten only by a copy"])
+def test_execution_gradients_of_a_backend_that_finishes_sums_are_as_it_left_them(
+    host, demo, layout, monkeypatch
+):
+    monkeypatch.setattr(host, "finishes_sums", True)
+    finishing = Execution(replace(demo, backends=(Backend("cuda", lambda: host, ("cpu",)),)))
+    dy = LAYOUTS[layout](torch.arange(12.0).view(4, 3))
+    tensors = (dy, torch.ones(dy.shape), WEIGHT, torch.ones(dy.shape[:-1]))
+    for _ in range(2):
+        dx, dweight = finishing.input_gradients(tensors, (0.0, "plain"), (True, True), "cuda")
+        assert torch.equal(dx, dy * WEIGHT)
+        assert_same_bits(dweight, torch.tensor([10.0, 11.0, 12.0]))
+        forms = (SumForm.STATE, SumForm.CARRIED)
+        _, (state, zeros) = finishing.run_backward(
+            tensors, (0.0, "plain"), (True, True), "cuda", None, forms
+        )
+        assert (state.shape, state.dtype) == ((13, 3), torch.float64)
+        assert_same_bits(zeros, torch.tensor([20.0, 21.0, 22.0]))
 
 
 def test_execution_in_a_trace_names_operator_and_direction(execution):

@@ -13,6 +13,7 @@ from rlk.cuda.header import Layout
 from rlk.cuda.steps import Steps
 from rlk.errors import BackendError
 from rlk.reduce.exact_sum import kernel_cuda
+from rlk.reduce.exact_sum.form import SumForm
 
 LAYOUT = Layout("DemoStep", (("void*", "out"), ("long long", "count"), ("int", "device")))
 
@@ -102,6 +103,23 @@ def test_header_declares_every_launcher_of_the_source(demo):
         assert f"RLK_EXPORT int rlk_demo_{entry}(const DemoStep* a);" in text
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_planned_carry_hands_its_launcher_a_state_in_fp64_and_zeros(loaded, monkeypatch, dtype):
+    monkeypatch.setattr(kernel_cuda, "current_stream", lambda device: 4096)
+    monkeypatch.setattr(kernel_cuda.steps, "_loaded", {})
+    state = torch.zeros(13, 5, dtype=torch.int64)
+    plan = kernel_cuda.plan_carry(torch.zeros(10, dtype=dtype)[::2], ("whole", "backward"))
+    carried, zeros = plan(state)
+    assert (carried.shape, carried.dtype) == ((13, 5), torch.float64)
+    assert (zeros.shape, zeros.stride(), zeros.dtype) == ((5,), (1,), dtype)
+    (_, packed) = loaded.called.pop()
+    source, _, _, _, columns, at, sums, *_, form, _ = kernel_cuda.steps.entries[
+        "finish"
+    ].packer.unpack(packed)
+    assert (source, columns, form) == (state.data_ptr(), 5, SumForm.CARRIED)
+    assert (at, sums) == (carried.data_ptr(), zeros.data_ptr())
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_planned_rounding_hands_its_launcher_what_round_does(loaded, monkeypatch, dtype):
     monkeypatch.setattr(kernel_cuda, "current_stream", lambda device: 4096)
@@ -113,8 +131,11 @@ def test_planned_rounding_hands_its_launcher_what_round_does(loaded, monkeypatch
             out = run()
         assert (out.shape, out.stride(), out.dtype) == ((5,), (1,), dtype)
         name, packed = loaded.called.pop()
-        at, to, *rest = kernel_cuda.steps.entries["round"].packer.unpack(packed)
-        assert (at, to) == (state.data_ptr(), out.data_ptr())
+        layout = kernel_cuda.steps.entries["finish"]
+        names = [field for _, field in layout.fields]
+        rest = dict(zip(names, layout.packer.unpack(packed), strict=True))
+        assert (rest.pop("source"), rest.pop("sums")) == (state.data_ptr(), out.data_ptr())
+        assert (rest["state"], rest["form"]) == (0, SumForm.ROUNDED)
         calls.append((name, rest, [(w.operator, w.direction, w.kernel) for w in launches]))
-    assert calls[0] == (*calls[1][:2], [("", "", "exact_sum.round")])
-    assert calls[1] == calls[2] == (*calls[0][:2], [("whole", "backward", "exact_sum.round")])
+    assert calls[0] == (*calls[1][:2], [("", "", "exact_sum.finish")])
+    assert calls[1] == calls[2] == (*calls[0][:2], [("whole", "backward", "exact_sum.finish")])

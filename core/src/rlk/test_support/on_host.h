@@ -25,6 +25,7 @@
 
 using std::fabs;
 using std::isfinite;
+using std::isinf;
 using std::min;
 
 struct dim3 {
@@ -153,6 +154,7 @@ template <typename To, typename From> To bits_as(From from) {
 inline float __uint_as_float(uint32_t bits) { return bits_as<float>(bits); }
 inline uint32_t __float_as_uint(float value) { return bits_as<uint32_t>(value); }
 inline int __float_as_int(float value) { return bits_as<int>(value); }
+inline int __clz(int value) { return value == 0 ? 32 : __builtin_clz((unsigned)value); }
 inline long long __double_as_longlong(double value) { return bits_as<long long>(value); }
 inline float __fadd_rn(float a, float b) { return a + b; }
 inline float __fsub_rn(float a, float b) { return a - b; }
@@ -189,6 +191,10 @@ inline float __bfloat162float(__nv_bfloat16 v) { return __uint_as_float((uint32_
 float __half2float(__half);
 __nv_bfloat16 __float2bfloat16_rn(float);
 __half __float2half_rn(float);
+inline __nv_bfloat16 __ushort_as_bfloat16(unsigned short bits) { return {bits}; }
+inline __half __ushort_as_half(unsigned short bits) { return {bits}; }
+float __double2float_rn(double);
+float __double2float_rz(double);
 struct uint4 {
     uint32_t x, y, z, w;
 };

@@ -13,6 +13,7 @@ from rlk.dispatch import AUTO, Primitive, choose
 from rlk.errors import ArgumentError, BackendError, GradientError
 from rlk.launch import operator_call, start_golden
 from rlk.reduce.exact_sum import golden
+from rlk.reduce.exact_sum.form import SumForm
 from rlk.reduce.exact_sum.golden import DIVISORS, FORMATS, STATE_ROWS
 
 __all__ = ["STATE_ROWS", "add_rows", "merge", "new", "round"]
@@ -159,6 +160,44 @@ def plan_round(
             return round(state, dtype, backend=backend)
 
     return plan
+
+
+def plan_finish(
+    parameter: torch.Tensor,
+    backend: str | None,
+    call: tuple[str, str],
+    form: SumForm,
+    is_empty: bool,
+) -> Callable[[torch.Tensor], Any]:
+    """From contiguous states of a parameter's gradient to another form, for all that look alike.
+
+    Args:
+        parameter: FP32, BF16 or FP16; its values are not read.
+        backend: as of `round`.
+        call: operator and direction in traces.
+        form: ROUNDED or CARRIED.
+        is_empty: whether the sum is one of nothing, so that its end is known without a launch.
+    Returns:
+        A function from such a state, which it does not check.
+    Raises:
+        BackendError: the backend asked for cannot run here.
+    """
+    shape, dtype, device = parameter.shape, parameter.dtype, parameter.device
+    if form == SumForm.ROUNDED and not is_empty:
+        return plan_round(parameter, backend, call)
+    if form == SumForm.ROUNDED:
+        return lambda state: torch.zeros(shape, dtype=dtype, device=device)
+    if parameter.dim() == 1 and not is_empty:
+        choice = choose(_STEPS, device, AUTO if backend is None else backend)
+        if hasattr(choice.module, "plan_carry"):
+            return choice.module.plan_carry(parameter, call)
+    return lambda state: carried(state, parameter)
+
+
+def carried(state: torch.Tensor, parameter: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The state in FP64, to which autograd adds without rounding, and zeros like the parameter."""
+    # Digits are below 2^53: exact.
+    return state.double(), torch.zeros_like(parameter, memory_format=torch.contiguous_format)
 
 
 def rounding_backend(requested: str) -> str | None:

@@ -102,6 +102,57 @@ template <> __device__ __forceinline__ __half from_bits<__half>(uint32_t bits) {
     return __ushort_as_half((unsigned short)bits);
 }
 
+// What becomes of column sums at their end, as the <parameter>_form of a call says: their state; the
+// sums rounded once; or the state in FP64, to which autograd adds, beside zeros of the parameter.
+enum SumForm : int { kState = 0, kRounded = 1, kCarried = 2 };
+
+struct SumResult {
+    ExactState state;  // FP64 numbers where it is carried; not written where sums are rounded
+    void* sums;        // [columns]: rounded, or zeros; not written beside a state alone
+    int dtype, form;   // the dtype of `sums`
+};
+
+// The end of one column, from limbs, normalised or not and used up, and the counters.
+__device__ __forceinline__ void store_sum(const SumResult& to, long long column,
+                                          long long (&limb)[LIMBS],
+                                          const long long (&counter)[STATE_ROWS - LIMBS]) {
+    uint32_t bits = 0;
+    if (to.form == kRounded) {
+        const Specials seen{counter[0] > 0, counter[1] > 0, counter[2] > 0};
+        // A copy is found by index, in memory; the other forms have theirs in registers.
+        long long indexed[LIMBS];
+#pragma unroll
+        for (int i = 0; i < LIMBS; ++i) indexed[i] = limb[i];
+        bits = round_column(indexed, seen, format_of(to.dtype));
+    } else {
+        normalise_limbs(limb);
+#pragma unroll
+        for (int i = 0; i < STATE_ROWS; ++i) {
+            const long long digit = i < LIMBS ? limb[i] : counter[i - LIMBS];
+            long long* at = to.state.data + i * to.state.columns + column;
+            if (to.form == kState) *at = digit;
+            // Below 2^53: exact.
+            else *reinterpret_cast<double*>(at) = (double)digit;
+        }
+        if (to.form == kState) return;
+    }
+    if (to.dtype == kFloat32) static_cast<uint32_t*>(to.sums)[column] = bits;
+    else static_cast<uint16_t*>(to.sums)[column] = (uint16_t)bits;
+}
+
+// One column of a state, normalised or not, to one of the result.
+__device__ __forceinline__ void finish_state(ExactState state, long long from, long long column,
+                                             const SumResult& to) {
+    long long limb[LIMBS], counter[STATE_ROWS - LIMBS];
+#pragma unroll
+    for (int i = 0; i < STATE_ROWS; ++i) {
+        const long long digit = state.data[i * state.columns + from];
+        if (i < LIMBS) limb[i] = digit;
+        else counter[i - LIMBS] = digit;
+    }
+    store_sum(to, column, limb, counter);
+}
+
 // A sum that one finite double holds. Narrow dtypes go by an FP32 rounded to odd: its last bit says
 // on which side of a tie the sum lies, so that the second rounding is the only one.
 template <typename T> __device__ __forceinline__ T round_double(double sum) {

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// The second pass of a column sum: the first levels of all blocks into the integer state.
+// The second pass of a column sum: the first levels of all blocks into the integer state, and what
+// becomes of it.
 #pragma once
 #include <cuda_runtime.h>
 
 #include <atomic>
 
-#include "rlk/reduce/exact_sum/device_cuda.cuh"
+#include "rlk/reduce/exact_sum/device_round.cuh"
 
 namespace rlk {
 
@@ -60,22 +61,11 @@ struct ColumnTotal {
     }
 };
 
-// The state of one column, from limbs that are not normalised and the counters.
-__device__ __forceinline__ void store_state(ExactState state, long long column,
-                                            long long (&limb)[LIMBS],
-                                            const long long (&counter)[STATE_ROWS - LIMBS]) {
-    normalise_limbs(limb);
-#pragma unroll
-    for (int i = 0; i < STATE_ROWS; ++i) {
-        state.data[i * state.columns + column] = i < LIMBS ? limb[i] : counter[i - LIMBS];
-    }
-}
-
 // The sums of columns from `first` on that one block has all terms of, from what `merge` left; its
 // threads have `rest` in shared memory. Whole blocks call.
 template <int WIDTH>
 __device__ __noinline__ void finish_sums(Partials partials, ExactState rest, long long first,
-                                         ExactState state) {
+                                         SumResult result) {
     __syncthreads();
     const long long column = first + threadIdx.x;
     if (threadIdx.x >= WIDTH || column >= partials.columns) return;
@@ -92,7 +82,7 @@ __device__ __noinline__ void finish_sums(Partials partials, ExactState rest, lon
         if (i < LIMBS) total.limb[i] += more;
         else counter[i - LIMBS] = more;
     }
-    store_state(state, column, total.limb, counter);
+    store_sum(result, column, total.limb, counter);
 }
 
 // What the second pass waits for: all of the first, whose blocks say with `let_second_pass_start`
@@ -110,7 +100,8 @@ __device__ __forceinline__ void let_second_pass_start() {
 
 // Without rests, the state holds what was deeper than the partials, or zeros, and the counters.
 static __global__ void __launch_bounds__(COMBINE_THREADS)
-    combine_partials(Partials partials, int blocks, ExactState state) {
+    combine_partials(Partials partials, int blocks, SumResult result) {
+    const ExactState state = result.state;
     constexpr int WARPS = COMBINE_THREADS / 32, STEP = COMBINE_THREADS / COMBINE_COLUMNS;
     __shared__ long long sums[LIMBS][WARPS][COMBINE_COLUMNS];
     __shared__ long long totals[STATE_ROWS][COMBINE_COLUMNS];
@@ -158,7 +149,7 @@ static __global__ void __launch_bounds__(COMBINE_THREADS)
     for (int i = 0; i < LIMBS; ++i) limb[i] = totals[i][place];
     const long long counter[STATE_ROWS - LIMBS] = {totals[LIMBS][place], totals[LIMBS + 1][place],
                                                    totals[LIMBS + 2][place]};
-    store_state(state, column, limb, counter);
+    store_sum(result, column, limb, counter);
 }
 
 // Whether blocks of `combine_partials` may come up while the last of the first pass work: they must
@@ -178,11 +169,11 @@ inline bool may_start_early(int device) {
     return may;
 }
 
-// Combine into a state; without rests, into one that the first pass has zeroed and may have added
-// to.
-inline cudaError_t launch_combine(Partials partials, int blocks, ExactState state, int device,
+// Combine into a result; without rests its state is one that the first pass has zeroed and may have
+// added to, in whatever form it ends.
+inline cudaError_t launch_combine(Partials partials, int blocks, SumResult result, int device,
                                   cudaStream_t stream) {
-    const int grid = (int)((state.columns + COMBINE_COLUMNS - 1) / COMBINE_COLUMNS);
+    const int grid = (int)((result.state.columns + COMBINE_COLUMNS - 1) / COMBINE_COLUMNS);
     cudaLaunchConfig_t config{};
     config.gridDim = dim3(grid);
     config.blockDim = dim3(COMBINE_THREADS);
@@ -193,7 +184,7 @@ inline cudaError_t launch_combine(Partials partials, int blocks, ExactState stat
     config.attrs = &early;
     // Without rests it reads, before it waits, what the first pass adds to.
     config.numAttrs = partials.rest != nullptr && may_start_early(device);
-    return cudaLaunchKernelEx(&config, combine_partials, partials, blocks, state);
+    return cudaLaunchKernelEx(&config, combine_partials, partials, blocks, result);
 }
 
 }  // namespace rlk

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The public steps of an exact sum in CUDA: add rows, normalise, round. Bits as in golden.py.
+// The public steps of an exact sum in CUDA: add rows, sum them, normalise, round. Bits as in
+// golden.py.
 #include "rlk_exact_sum.h"
 
 #include "rlk/cuda/rows.cuh"
-#include "rlk/reduce/exact_sum/kernel_round.cuh"
-#include "rlk/reduce/exact_sum/window_cuda.cuh"
+#include "rlk/reduce/exact_sum/device_rows.cuh"
 
 namespace rlk {
 namespace {
@@ -34,12 +34,18 @@ __global__ void __launch_bounds__(THREADS) add_rows(Rows<T> rows, long long coun
     sums.flush(state, column);
 }
 
-__global__ void __launch_bounds__(THREADS) normalise(ExactState state) {
+template <typename T>
+__global__ void __launch_bounds__(THREADS) sum_rows(Rows<T> rows, long long count,
+                                                    SumResult result) {
+    extern __shared__ double shared[];
     const long long column = (long long)blockIdx.x * THREADS + threadIdx.x;
-    if (column >= state.columns) return;
-    long long limb[LIMBS];
-    load_limbs(state, column, limb);
-    for (int i = 0; i < LIMBS; ++i) state.data[i * state.columns + column] = limb[i];
+    if (column < result.state.columns) sum_few_rows<THREADS>(rows, count, column, shared, result);
+}
+
+// The sums of a state, normalised or not.
+__global__ void __launch_bounds__(THREADS) finish(ExactState state, SumResult result) {
+    const long long column = (long long)blockIdx.x * THREADS + threadIdx.x;
+    if (column < state.columns) finish_state(state, column, column, result);
 }
 
 unsigned blocks(long long columns) { return (unsigned)((columns + THREADS - 1) / THREADS); }
@@ -65,17 +71,28 @@ int rlk_exact_sum_add_rows(const ExactSumRows* a) {
     });
 }
 
-int rlk_exact_sum_normalise(const ExactSumState* a) {
+// The results of rows [count, columns], of few rows, in the form that is asked for.
+int rlk_exact_sum_sum_rows(const ExactSumFinish* a) {
     rlk::DeviceGuard guard(a->device);
     if (guard.error() != cudaSuccess) return guard.error();
-    rlk::normalise<<<rlk::blocks(a->columns), rlk::THREADS, 0,
-                     static_cast<cudaStream_t>(a->stream)>>>({a->state, a->columns});
-    return cudaGetLastError();
+    const rlk::SumResult result{{a->state, a->columns}, a->sums, a->sums_dtype, a->form};
+    return rlk::by_dtype(a->dtype, [&](auto zero) {
+        using T = decltype(zero);
+        const rlk::Rows<T> rows{static_cast<const T*>(a->source), a->row_stride, a->column_stride};
+        constexpr int bytes = rlk::few_rows_bytes<rlk::THREADS>();
+        rlk::sum_rows<T><<<rlk::blocks(a->columns), rlk::THREADS, bytes,
+                           static_cast<cudaStream_t>(a->stream)>>>(rows, a->count, result);
+        return cudaGetLastError();
+    });
 }
 
-int rlk_exact_sum_round(const ExactSumState* a) {
+// The results of a state, which may be that of the result.
+int rlk_exact_sum_finish(const ExactSumFinish* a) {
     rlk::DeviceGuard guard(a->device);
     if (guard.error() != cudaSuccess) return guard.error();
-    return rlk::launch_round({a->state, a->columns}, a->dtype, a->out,
-                             static_cast<cudaStream_t>(a->stream));
+    const rlk::ExactState state{static_cast<long long*>(const_cast<void*>(a->source)), a->columns};
+    rlk::finish<<<rlk::blocks(a->columns), rlk::THREADS, 0,
+                  static_cast<cudaStream_t>(a->stream)>>>(
+        state, {{a->state, a->columns}, a->sums, a->sums_dtype, a->form});
+    return cudaGetLastError();
 }

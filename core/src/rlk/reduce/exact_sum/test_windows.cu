@@ -2,6 +2,7 @@
 // Both kinds of sums, and both passes of a column sum, on the CPU: test_windows.py.
 #include "rlk/test_support/on_host.h"
 
+#include "rlk/reduce/exact_sum/device_rows.cuh"
 #include "rlk/reduce/exact_sum/kernel_combine.cuh"
 #include "rlk/reduce/exact_sum/window_cuda.cuh"
 
@@ -64,7 +65,7 @@ void add_rows(Input in, WindowSums<COLUMNS>& sums, ExactState rest, long long fi
 }
 
 // As `backward_narrow`: groups of LANES threads have the same columns, chunks of 256 are blocks.
-template <int LANES, int THREADS> void narrow(Input in, int blocks, ExactState state) {
+template <int LANES, int THREADS> void narrow(Input in, int blocks, SumResult result) {
     constexpr int WIDTH = LANES * COLUMNS, PARTS = THREADS / WIDTH;
     // All bits set: nothing may count on zeros.
     std::vector<char> workspace(Partials::bytes(blocks, in.columns, PARTS, true), (char)255);
@@ -83,13 +84,14 @@ template <int LANES, int THREADS> void narrow(Input in, int blocks, ExactState s
         add_rows<LANES, THREADS>(in, sums, rest, first, place);
         __syncthreads();
         sums.merge<LANES, THREADS>(partials, rest, first, staged.data());
-        if (gridDim.x == 1) finish_sums<WIDTH>(partials, rest, first, state);
+        if (gridDim.x == 1) finish_sums<WIDTH>(partials, rest, first, result);
     });
-    if (blocks > 1) launch_combine(partials, blocks, state, 0, nullptr);
+    if (blocks > 1) launch_combine(partials, blocks, result, 0, nullptr);
 }
 
 // As `backward_wide`: a block has all columns of its rows, and adds to the state what is deep.
-void wide(Input in, int blocks, ExactState state) {
+void wide(Input in, int blocks, SumResult result) {
+    const ExactState state = result.state;
     const int threads = 32 * (int)((in.columns + 255) / 256);
     std::vector<char> workspace(Partials::bytes(blocks, in.columns, 1, false), (char)255);
     const Partials partials(workspace.data(), blocks, in.columns, 1, false);
@@ -106,7 +108,7 @@ void wide(Input in, int blocks, ExactState state) {
         }
         sums.store(partials, state, column);
     });
-    launch_combine(partials, blocks, state, 0, nullptr);
+    launch_combine(partials, blocks, result, 0, nullptr);
 }
 
 }  // namespace
@@ -123,14 +125,29 @@ extern "C" void sum_by_one_thread(const float* terms, long long rows, int kind, 
     normalise(state);
 }
 
-// The same of any columns, by two passes, or by one of one block.
+// The same of any columns, by two passes, or by one of one block, in the form that is asked for.
 extern "C" void sum_by_passes(const float* terms, long long rows, long long columns, int lanes,
-                              int threads, int blocks, long long* data) {
+                              int threads, int blocks, long long* data, void* sums, int dtype,
+                              int form) {
     const Input in{terms, rows, columns};
-    const ExactState state{data, columns};
-    if (lanes == 16 && threads == 256) narrow<16, 256>(in, blocks, state);
-    if (lanes == 32 && threads == 256) narrow<32, 256>(in, blocks, state);
-    if (lanes == 16 && threads == 512) narrow<16, 512>(in, blocks, state);
-    if (lanes == 32 && threads == 512) narrow<32, 512>(in, blocks, state);
-    if (lanes == 0) wide(in, blocks, state);
+    const SumResult result{{data, columns}, sums, dtype, form};
+    if (lanes == 16 && threads == 256) narrow<16, 256>(in, blocks, result);
+    if (lanes == 32 && threads == 256) narrow<32, 256>(in, blocks, result);
+    if (lanes == 16 && threads == 512) narrow<16, 512>(in, blocks, result);
+    if (lanes == 32 && threads == 512) narrow<32, 512>(in, blocks, result);
+    if (lanes == 0) wide(in, blocks, result);
+}
+
+// The same by one thread for each column.
+extern "C" void sum_few(const float* terms, long long rows, long long columns, long long* data,
+                        void* sums, int dtype, int form) {
+    constexpr int THREADS = 64;
+    std::vector<double> shared(few_rows_bytes<THREADS>() / sizeof(double), NAN);
+    const int blocks = (int)((columns + THREADS - 1) / THREADS);
+    on_host::run_grid(dim3(blocks), THREADS, [&] {
+        const long long column = (long long)blockIdx.x * THREADS + threadIdx.x;
+        if (column >= columns) return;
+        sum_few_rows<THREADS>(Rows<float>{terms, columns, 1}, rows, column, shared.data(),
+                              {{data, columns}, sums, dtype, form});
+    });
 }

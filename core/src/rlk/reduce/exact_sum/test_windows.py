@@ -9,8 +9,11 @@ import pytest
 import torch
 
 from rlk.compare import assert_same_bits
+from rlk.cuda.launch import DTYPE_CODES
 from rlk.reduce import exact_sum
 from rlk.reduce.exact_sum import hard_cases
+from rlk.reduce.exact_sum.form import SumForm
+from rlk.reduce.exact_sum.golden import FORMATS
 from rlk.test_support import on_host
 
 HERE = Path(__file__).parent
@@ -165,18 +168,60 @@ def test_sums_of_one_thread_any_terms_have_the_state_of_golden(
     assert_same_bits(state, state_of(terms), f"{name} {kind}")
 
 
+def of_columns(name: str, columns: int, most: int) -> torch.Tensor:
+    """A batch as rows of so many columns, at most `most` of them."""
+    terms = BATCHES[name]().flatten()
+    rows = min(most, len(terms) // columns)
+    return terms[: rows * columns].view(rows, columns).contiguous()
+
+
 @pytest.mark.parametrize("case", PASSES, ids=str)
 @pytest.mark.parametrize("name", ["normal", "decades", "patterns", "specials", "one_huge"])
 def test_passes_any_division_have_the_state_of_golden(
     library: ctypes.CDLL, name: str, case: tuple[int, int, int, int]
 ) -> None:
     lanes, threads, blocks, columns = case
-    terms = BATCHES[name]().flatten()
     # Rows that do not fill the last turns of the blocks.
-    rows = min(71, len(terms) // columns)
-    terms = terms[: rows * columns].view(rows, columns).contiguous()
+    terms = of_columns(name, columns, 71)
     # Nothing may count on zeros in the state.
     state = torch.full((13, columns), -1, dtype=torch.int64)
-    sizes = (ctypes.c_longlong(rows), ctypes.c_longlong(columns))
-    library.sum_by_passes(pointer(terms), *sizes, lanes, threads, blocks, pointer(state))
+    sizes = ctypes.c_longlong(len(terms)), ctypes.c_longlong(columns)
+    library.sum_by_passes(
+        pointer(terms), *sizes, lanes, threads, blocks, pointer(state), None, 0, 0
+    )
     assert_same_bits(state, state_of(terms), f"{name} {case}")
+
+
+# A pass of one block, two passes, and those of long rows; and no passes but a thread a column.
+ENDS = ((16, 256, 1, 100), (32, 256, 5, 300), (0, 0, 3, 300), None)
+
+
+@pytest.mark.parametrize("case", ENDS, ids=str)
+@pytest.mark.parametrize("name", ["decades", "specials"])
+def test_sums_end_in_each_form_as_golden_ends_them(
+    library: ctypes.CDLL, name: str, case: tuple[int, int, int, int] | None
+) -> None:
+    columns = 70 if case is None else case[-1]
+    terms = of_columns(name, columns, 40)
+    wanted = state_of(terms)
+
+    def run(data: torch.Tensor, sums: torch.Tensor, form: SumForm) -> None:
+        ends = pointer(data), pointer(sums), DTYPE_CODES[sums.dtype], int(form)
+        sizes = ctypes.c_longlong(len(terms)), ctypes.c_longlong(columns)
+        if case is None:
+            library.sum_few(pointer(terms), *sizes, *ends)
+        else:
+            library.sum_by_passes(pointer(terms), *sizes, *case[:3], *ends)
+
+    for dtype in FORMATS:
+        # No result may count on what its memory holds.
+        sums = torch.full((columns,), torch.nan, dtype=dtype)
+        run(torch.full((13, columns), -1), sums, SumForm.ROUNDED)
+        assert_same_bits(sums, exact_sum.round(wanted, dtype, backend="golden"), f"{name} {dtype}")
+        state = torch.full((13, columns), torch.nan, dtype=torch.float64)
+        run(state, sums, SumForm.CARRIED)
+        assert_same_bits(state, wanted.double(), f"{name} carried")
+        assert_same_bits(sums, torch.zeros(columns, dtype=dtype), f"{name} zeros")
+    state = torch.full((13, columns), -1)
+    run(state, sums, SumForm.STATE)
+    assert_same_bits(state, wanted, f"{name} state")

@@ -8,7 +8,8 @@ from pathlib import Path
 import torch
 
 from rlk.cuda.header import Layout
-from rlk.cuda.launch import DTYPE_CODES, allocator, current_stream
+from rlk.cuda.launch import DTYPE_CODES, current_stream
+from rlk.cuda.memory import allocator
 from rlk.cuda.steps import Steps
 from rlk.errors import BackendError
 from rlk.reduce.mma_chain import wgmma_header

@@ -5,6 +5,7 @@
 #include "rlk/cuda/launch.cuh"
 #include "rlk/cuda/rows.cuh"
 #include "rlk/math/table_cuda.cuh"
+#include "rlk/reduce/exact_sum/device_round.cuh"
 #include "rlk/reduce/exact_sum/window_cuda.cuh"
 #include "rlk/reduce/row_sum/block_cuda.cuh"
 
@@ -38,7 +39,9 @@ template <typename T> struct NormArguments {
     long long rstd_stride;
     T *y, *residual_out, *dx, *dgate;
     float* rstd_out;
-    long long* state;
+    long long* state;  // null if dweight is not needed
+    void* sums;
+    int form;
     void* workspace;
     Partials partials;  // in the workspace
     long long rows;
@@ -46,6 +49,10 @@ template <typename T> struct NormArguments {
     Divisor length;  // columns, as what sums are divided by
     float eps, weight_offset;
     bool silu;
+
+    __device__ __host__ __forceinline__ SumResult result() const {
+        return {{state, columns}, sums, weight_dtype, form};
+    }
 };
 
 // Rows that a lane works on at once. 1 in forward: the next is loaded meanwhile.

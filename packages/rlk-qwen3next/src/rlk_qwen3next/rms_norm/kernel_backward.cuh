@@ -178,7 +178,7 @@ __global__ void __launch_bounds__(THREADS, 512 / THREADS) backward_narrow(NormAr
     sums.template merge<LANES, THREADS>(a.partials, rest, blockIdx.y * CHUNK,
                                         reinterpret_cast<double*>(ring));
     if (gridDim.x > 1) return;
-    finish_sums<Layout::WIDTH>(a.partials, rest, blockIdx.y * CHUNK, {a.state, a.columns});
+    finish_sums<Layout::WIDTH>(a.partials, rest, blockIdx.y * CHUNK, a.result());
 }
 
 // Longer blocks have no room for a ring.

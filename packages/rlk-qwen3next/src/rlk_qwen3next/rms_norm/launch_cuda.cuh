@@ -122,7 +122,7 @@ cudaError_t backward_narrow_launch(NormArguments<T> a, int device, cudaStream_t 
     const cudaError_t error = cudaGetLastError();
     // One block finishes its columns itself.
     if (error != cudaSuccess || a.state == nullptr || blocks == 1) return error;
-    return launch_combine(a.partials, blocks, {a.state, a.columns}, device, stream);
+    return launch_combine(a.partials, blocks, a.result(), device, stream);
 }
 
 template <typename T, typename N, bool VECTOR, int THREADS, int BLOCKS>
@@ -146,7 +146,7 @@ cudaError_t backward_wide_launch(NormArguments<T> a, int device, cudaStream_t st
     kernel<<<plan.blocks, plan.threads, plan.shared_bytes, stream>>>(a);
     const cudaError_t error = cudaGetLastError();
     if (error != cudaSuccess || a.state == nullptr) return error;
-    return launch_combine(a.partials, plan.blocks, {a.state, a.columns}, device, stream);
+    return launch_combine(a.partials, plan.blocks, a.result(), device, stream);
 }
 
 template <typename T, typename N>
@@ -235,6 +235,8 @@ template <typename T, typename Call> NormArguments<T> backward_arguments(const C
     n.rstd_stride = a.rstd_stride_T;
     n.dx = static_cast<T*>(a.dx);
     n.state = a.dweight_state;
+    n.sums = a.dweight_sums;
+    n.form = a.dweight_form;
     n.workspace = a.workspace;
     n.rows = a.T;
     n.columns = (int)a.N;

@@ -15,7 +15,8 @@ from . import oracle
 def _load_cuda() -> ModuleType:
     from rlk.cuda import launch
 
-    return launch.module(OPERATOR, Path(__file__).with_name("kernel_cuda.cu"))
+    source = Path(__file__).with_name("kernel_cuda.cu")
+    return launch.module(OPERATOR, source, finishes_sums=True)
 
 
 def _load_triton() -> ModuleType:

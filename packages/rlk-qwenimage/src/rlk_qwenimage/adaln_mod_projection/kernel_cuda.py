@@ -1,22 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """adaln_mod_projection in CUDA: steps of kernel_cuda.cu around products of the MMA chain."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TypeAlias
+from types import MappingProxyType
+from typing import Any, TypeAlias
 
 import torch
 
 from rlk.cuda.header import Layout
-from rlk.cuda.launch import DTYPE_CODES, allocator, current_stream, pointers
+from rlk.cuda.launch import DTYPE_CODES, current_stream, pointers
+from rlk.cuda.memory import allocator
 from rlk.cuda.steps import Steps
 from rlk.plans import Plan
 from rlk.reduce.exact_sum import kernel_cuda as exact_sum
+from rlk.reduce.exact_sum.form import SumForm
 from rlk.reduce.mma_chain import kernel_cuda as mma_chain
 
 from .operator import OPERATOR
 
-Gradients: TypeAlias = tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
+# Of temb, weight and bias; that of bias in the form that is asked for.
+Gradients: TypeAlias = tuple[torch.Tensor | None, torch.Tensor | None, Any]
 
 _ACTIVATION = Layout(
     "AdalnActivation",
@@ -40,6 +44,8 @@ steps = Steps(
     {"activation": _ACTIVATION, "activation_gradient": _ACTIVATION},
 )
 launches = (steps, *mma_chain.launches, *exact_sum.launches)
+# backward and plan_backward take the forms of sums.
+finishes_sums = True
 
 
 def forward(
@@ -59,12 +65,14 @@ def backward(
     act: torch.Tensor,
     *,
     needs: frozenset[str],
+    forms: Mapping[str, SumForm] = MappingProxyType({}),
     initial: torch.Tensor | None = None,
 ) -> Gradients:
-    """(dtemb [T, K], dweight [N, K], exact state of dbias [13, N])"""
+    """(dtemb [T, K], dweight [N, K], exact state of dbias [13, N], or what `forms` has it be)"""
     tensors = (dmod, temb, weight, bias, act)
     needed = ("temb" in needs, "weight" in needs, "bias" in needs)
-    run = _backward(tensors, temb.shape, needed, None, initial)
+    form = forms.get("bias", SumForm.STATE)
+    run = _backward(tensors, temb.shape, needed, form, None, initial)
     return run(*[t.data_ptr() for t in tensors])
 
 
@@ -82,10 +90,13 @@ def plan_backward(
     rows: Sequence[torch.Tensor],
     shapes: Sequence[Sequence[int] | None],
     call: tuple[str, str] | None = None,
+    *,
+    forms: Sequence[SumForm] = (),
 ) -> Plan:
     """`backward` for all calls that look alike, as `rlk.cuda.launch.KernelModule` has it."""
     needed = [shape is not None for shape in shapes]
-    run = _backward(rows, shapes[0] or (), needed, call, None)
+    form = forms[-1] if forms else SumForm.STATE
+    run = _backward(rows, shapes[0] or (), needed, form, call, None)
     read = OPERATOR.outputs + OPERATOR.inputs + OPERATOR.saved
     return lambda tensors, scalars: run(*pointers(OPERATOR, read, tensors))
 
@@ -112,11 +123,15 @@ def _backward(
     rows: Sequence[torch.Tensor],
     shape: Sequence[int],
     needed: Sequence[bool],
+    form: SumForm,
     call: tuple[str, str] | None,
     initial: torch.Tensor | None,
 ) -> Callable[..., Gradients]:
-    """From the pointers to what backward reads to the gradients needed; `shape` is of dtemb."""
-    dmod, temb, weight, _, act = rows
+    """From the pointers to what backward reads to the gradients needed.
+
+    `shape` is of dtemb, and `form` of dbias.
+    """
+    dmod, temb, weight, bias, act = rows
     need_temb, need_weight, need_bias = needed
     if need_temb:
         # ORDER: the chain runs along N.
@@ -128,10 +143,10 @@ def _backward(
         to_dweight = mma_chain.plan_product(dmod.t(), act.t(), None, initial, dtype, call=call)
         start = 0 if initial is None else initial.data_ptr()
     if need_bias:
-        to_state = exact_sum.plan_sum_rows(dmod, call)
+        to_dbias = exact_sum.plan_sum_rows(dmod, bias, form, call)
 
     def run(dmod: int, temb: int, weight: int, bias: int, act: int) -> Gradients:
-        dtemb = dweight = state = None
+        dtemb = dweight = dbias = None
         if need_temb:
             dact = to_dact(dmod, weight)
             dtemb = to_dtemb(dact.data_ptr(), temb)
@@ -140,8 +155,8 @@ def _backward(
         if need_weight:
             dweight = to_dweight(dmod, act, 0, start)
         if need_bias:
-            state = to_state(dmod)
-        return dtemb, dweight, state
+            dbias = to_dbias(dmod)
+        return dtemb, dweight, dbias
 
     return run
 

@@ -15,6 +15,7 @@ from rlk.cuda import steps as steps_module
 from rlk.errors import ArgumentError
 from rlk.execution import Execution
 from rlk.reduce.exact_sum import kernel_cuda as exact_sum
+from rlk.reduce.exact_sum.form import SumForm
 from rlk.reduce.mma_chain import kernel_cuda as mma_chain
 from rlk.test_support import small_integers
 
@@ -60,18 +61,25 @@ def product(a):
     floats(a.out, total.shape)[...] = total
 
 
-def add_rows(a):
+def sum_rows(a):
     """Not digits but whole sums, in the first row of the state."""
-    rows = floats(a.rows, (a.count, a.columns), (a.row_stride, a.column_stride))
-    at(a.state, ctypes.c_longlong, (1, a.columns), (0, 1))[...] += rows.sum(0).astype(np.int64)
+    rows = floats(a.source, (a.count, a.columns), (a.row_stride, a.column_stride))
+    if a.form == SumForm.ROUNDED:
+        floats(a.sums, (1, a.columns))[...] = rows.sum(0)
+        return
+    kind = ctypes.c_double if a.form == SumForm.CARRIED else ctypes.c_longlong
+    state = at(a.state, kind, (13, a.columns), (a.columns, 1))
+    state[...] = 0
+    state[0] = rows.sum(0)
+    if a.form == SumForm.CARRIED:
+        floats(a.sums, (1, a.columns))[...] = 0
 
 
 LAUNCHERS = {
     "rlk_adaln_mod_projection_activation": activation,
     "rlk_adaln_mod_projection_activation_gradient": activation_gradient,
     "rlk_mma_chain_product": product,
-    "rlk_exact_sum_add_rows": add_rows,
-    "rlk_exact_sum_normalise": lambda a: None,
+    "rlk_exact_sum_sum_rows": sum_rows,
 }
 LAYOUTS = {
     f"rlk_{steps.name}_{entry}": layout
@@ -86,7 +94,7 @@ def function(name, arguments):
     def call(packed):
         names = [field for _, field in layout.fields]
         a = SimpleNamespace(**dict(zip(names, layout.packer.unpack(packed), strict=True)))
-        assert (a.stream, a.device, a.dtype) == (STREAM, HERE, 0) or name.endswith("normalise")
+        assert (a.stream, a.device, a.dtype) == (STREAM, HERE, 0)
         LAUNCHERS[name](a)
         return 0
 
@@ -144,6 +152,29 @@ def test_forward_and_backward_equal_products_by_hand(execution, leading, strides
                 assert results[2].tolist() == [wanted[2].tolist(), *[[0] * 6] * 12]
 
 
+@pytest.mark.parametrize("leading", [(3,), (2, 3)], ids=str)
+def test_backward_of_a_bias_in_each_form_is_one_launch(execution, leading):
+    (temb, weight, bias), dmod = inputs(*leading), whole(*leading, 6, seed=3)
+    # Planned, and of rows that no view flattens.
+    for x in (temb, temb.transpose(0, -1).contiguous().transpose(0, -1)):
+        tensors, wanted = (dmod, x, weight, bias, 2 * x), dmod.reshape(-1, 6).sum(0)
+        for form in SumForm:
+            forms = (SumForm.STATE, SumForm.STATE, form)
+            with rlk.trace() as launches:
+                *_, found = execution.run_backward(
+                    tensors, (), (False, False, True), "cuda", None, forms
+                )
+            assert [w.kernel for w in launches] == ["exact_sum.sum_rows"]
+            if form == SumForm.ROUNDED:
+                assert_same_bits(found, wanted)
+                continue
+            state, *zeros = found if form == SumForm.CARRIED else (found,)
+            assert state.dtype == (torch.float64 if form == SumForm.CARRIED else torch.int64)
+            assert state.tolist() == [wanted.tolist(), *[[0] * 6] * 12]
+            for each in zeros:
+                assert_same_bits(each, torch.zeros(6))
+
+
 def test_chained_backward_goes_on_from_the_chain_that_it_is_given(execution):
     (temb, weight, bias), dmod = inputs(3), whole(3, 6, seed=3)
     initial, act = whole(6, 5, seed=4), 2 * temb
@@ -170,8 +201,7 @@ def test_every_launch_names_operator_and_direction_planned_or_not(execution):
                 ("backward", "mma_chain.product"),
                 ("backward", "adaln_mod_projection.activation_gradient"),
                 ("backward", "mma_chain.product"),
-                ("backward", "exact_sum.add_rows"),
-                ("backward", "exact_sum.normalise"),
+                ("backward", "exact_sum.sum_rows"),
             )
         ]
 
