@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """One backend of the two operators behind each other: their bits, by their own code."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
 
 from rlk.between import show
+from rlk.reduce.exact_sum.form import SumForm
 
 
 class Composition:
@@ -44,22 +47,30 @@ class Composition:
         *,
         eps: float,
         needs: frozenset[str],
+        forms: Mapping[str, SumForm] = MappingProxyType({}),
         initial: torch.Tensor | None = None,
-    ) -> tuple[torch.Tensor | None, ...]:
-        """(dx [T, S, H], dtemb [T, K], dweight [2 H, K], exact state of dbias [13, 2 H])"""
-        behind = needs - {"x"}
-        wanted = (needs & {"x"}) | (frozenset({"scale", "shift"}) if behind else frozenset())
+    ) -> tuple[Any, ...]:
+        """(dx [T, S, H], dtemb [T, K], dweight [2 H, K], exact state of dbias [13, 2 H])
+
+        `forms` of dbias are those of the projection, if it finishes sums.
+        """
+        behind, rows = needs - {"x"}, needs & {"x"}
         scale, shift = mod.chunk(2, 1)
-        dx, *sums = self.norm.backward(dout, x, scale, shift, mean, rstd, eps=eps, needs=wanted)
+        read = dout, x, scale, shift, mean, rstd
         if not behind:
-            return dx, None, None, None
-        # The one gradient of mod, rounded to its dtype, that all others come from. Not made by
-        # torch.cat, which under autocast has dtypes of its own.
-        dmod = torch.empty_like(mod, memory_format=torch.contiguous_format)
-        for half in dmod.chunk(2, 1):
-            # Nothing holds dscale or dshift any longer when the projection allocates its gradients.
-            half.copy_(sums.pop(0))
+            return self.norm.backward(*read, eps=eps, needs=rows)[0], None, None, None
+        dscale, dshift = sums = torch.empty((2, *scale.shape), dtype=mod.dtype, device=mod.device)
+        into = {"scale": dscale, "shift": dshift}
+        dx = self.norm.backward(*read, eps=eps, needs=rows | into.keys(), into=into)[0]
+        # The one gradient of mod, rounded to its dtype, that all others come from. Of one sample it
+        # is where the sums are already. Not made by torch.cat, which under autocast has dtypes of
+        # its own.
+        dmod = sums.transpose(0, 1).reshape(mod.shape)
+        # Of several samples it is a copy: free the sums before the projection allocates.
+        del dscale, dshift, sums, into
         show("dmod", dmod)
-        # Where a chain goes on: other backends of the projection need not know it.
-        more = {} if initial is None else {"initial": initial}
+        # Where a chain goes on and how sums end: other backends of the projection need not know it.
+        more: dict[str, Any] = {} if initial is None else {"initial": initial}
+        if forms:
+            more["forms"] = forms
         return dx, *self.projection.backward(dmod, temb, weight, bias, act, needs=behind, **more)

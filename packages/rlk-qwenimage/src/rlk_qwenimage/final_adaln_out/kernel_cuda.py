@@ -9,6 +9,8 @@ from .composition import Composition
 _norm = next(row for row in NORM.backends if row.name == "cuda").load()
 _both = Composition(projection, _norm)
 forward, backward = _both.forward, _both.backward
+# As the projection does.
+finishes_sums = True
 # No source of its own to build.
 steps = None
 launches = (*projection.launches, _norm)

@@ -109,27 +109,32 @@ def test_trace_names_the_kernels_of_both_operators_and_this_one_as_their_caller(
         assert any(own in kernel for kernel in kernels)
 
 
-def test_gradients_of_scale_and_shift_are_freed_before_the_projection_runs():
-    made, alive = [], []
+@pytest.mark.parametrize("samples", [1, 2])
+def test_sums_are_those_of_dmod_or_freed_before_the_projection_runs(samples):
+    made, alive, places = [], [], []
 
     class Norm:
-        def backward(self, dout, x, scale, shift, *rest, **options):
-            sums = torch.ones_like(scale), torch.zeros_like(shift)
-            made.extend(map(weakref.ref, sums))
-            return x, *sums
+        def backward(self, dout, x, scale, shift, *rest, into, **options):
+            made.extend(map(weakref.ref, into.values()))
+            places.extend(sums.data_ptr() for sums in into.values())
+            return x, into["scale"].fill_(1.0), into["shift"].fill_(0.0)
 
     class Projection:
         def backward(self, dmod, *rest, **options):
             alive.extend(ref() for ref in made)
+            places.append(dmod.data_ptr())
             return dmod, None, None
 
-    x, temb, weight, bias = (t.detach() for t in tensors(2, h=2))
-    saved = temb, torch.zeros(2, 4), None, None
+    x, temb, weight, bias = (t.detach() for t in tensors(samples, h=2))
+    saved = temb, torch.zeros(samples, 4), None, None
     _, dmod, *_ = Composition(Projection(), Norm()).backward(
         x, x, temb, weight, bias, *saved, eps=0.0, needs=frozenset({"x", "temb"})
     )
-    assert_same_bits(dmod, torch.tensor([[1.0, 1.0, 0.0, 0.0]] * 2), "dmod")
+    assert_same_bits(dmod, torch.tensor([[1.0, 1.0, 0.0, 0.0]] * samples), "dmod")
     assert alive == [None, None]
+    # One sample's are not copied.
+    assert (places[0] == places[2]) == (samples == 1)
+    assert places[1] - places[0] == samples * 2 * dmod.element_size()
 
 
 def test_gradient_of_x_alone_leaves_the_projection_out():

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which bits are right: FP32 in the written order, each operation rounded once."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 import torch
 
 from rlk.launch import start_golden
@@ -52,9 +55,15 @@ def input_gradient(g: torch.Tensor, xhat: torch.Tensor, rstd: torch.Tensor) -> t
     return rstd[:, None] * ((g - m1[:, None]) - xhat * m2[:, None])
 
 
-def token_sums(terms: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """[T, N] of dtype: the exact sums over tokens of FP32 terms [T, S, N], each rounded once."""
-    sums = torch.empty_like(terms[:, 0], dtype=dtype, memory_format=torch.contiguous_format)
+def token_sums(
+    terms: torch.Tensor, dtype: torch.dtype, sums: torch.Tensor | None = None
+) -> torch.Tensor:
+    """[T, N] of dtype: the exact sums over tokens of FP32 terms [T, S, N], each rounded once.
+
+    They are written to `sums` if there is memory for them.
+    """
+    if sums is None:
+        sums = torch.empty_like(terms[:, 0], dtype=dtype, memory_format=torch.contiguous_format)
     group = max(1, SUMS // terms.shape[2])
     # Written in place: autocast refuses to concatenate some dtypes.
     for part, out in zip(terms.split(group), sums.split(group), strict=True):
@@ -107,8 +116,9 @@ def backward(
     *,
     eps: float,
     needs: frozenset[str],
+    into: Mapping[str, torch.Tensor] = MappingProxyType({}),
 ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
-    """(dx [T, S, N], dscale [T, N], dshift [T, N])"""
+    """(dx [T, S, N], dscale [T, N], dshift [T, N]); `into` is memory for the sums by name."""
     start_golden("layer_norm_modulate_backward", __file__)
     upstream, xhat = dout.float(), normalise(x.float(), mean, rstd)
     dx = dscale = dshift = None
@@ -116,7 +126,7 @@ def backward(
         g = (upstream * factor(scale)).flatten(0, 1)
         dx = input_gradient(g, xhat.flatten(0, 1), rstd.flatten()).view(x.shape).to(x.dtype)
     if "scale" in needs:
-        dscale = token_sums(upstream * xhat, scale.dtype)
+        dscale = token_sums(upstream * xhat, scale.dtype, into.get("scale"))
     if "shift" in needs:
-        dshift = token_sums(upstream, shift.dtype)
+        dshift = token_sums(upstream, shift.dtype, into.get("shift"))
     return dx, dscale, dshift

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """layer_norm_modulate in Triton: forward, dx, and exact sums over tokens; same bits as golden."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 import torch
 import triton
 import triton.language as tl
@@ -148,8 +151,9 @@ def backward(
     *,
     eps: float,
     needs: frozenset[str],
+    into: Mapping[str, torch.Tensor] = MappingProxyType({}),
 ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
-    """(dx [T, S, N], dscale [T, N], dshift [T, N])"""
+    """(dx [T, S, N], dscale [T, N], dshift [T, N]); `into` is memory for the sums by name."""
     dx = None
     if "x" in needs:
         samples, tokens, n = x.shape
@@ -161,11 +165,12 @@ def backward(
             *dout.stride(), *x.stride(), *scale.stride(), *mean.stride(), *rstd.stride(),
             ROWS=ROWS, CHUNK=CHUNK,
         )  # fmt: skip
-    wanted = [name for name in ("scale", "shift") if name in needs]
     sums = {
-        name: torch.empty_like(like, memory_format=torch.contiguous_format)
+        name: into[name]
+        if name in into
+        else torch.empty_like(like, memory_format=torch.contiguous_format)
         for name, like in (("scale", scale), ("shift", shift))
-        if name in wanted
+        if name in needs
     }
     if sums:
         token_sums(dout, x, mean, rstd, sums)
@@ -184,7 +189,8 @@ def token_sums(
     state_bytes = len(sums) * exact_sum.STATE_ROWS * n * torch.int64.itemsize
     group = min(samples, max(1, STATE_BYTES // state_bytes))
     # One memory for all groups: new states beside the last ones would be twice as large.
-    memory = {name: exact_sum.new(group * n, x.device).view(-1) for name in sums}
+    most = exact_sum.STATE_ROWS * group * n
+    memory = {name: x.new_empty(most, dtype=torch.int64) for name in sums}
     for first in range(0, samples, group):
         count = min(group, samples - first)
         width = exact_sum.STATE_ROWS * count * n
