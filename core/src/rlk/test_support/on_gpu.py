@@ -4,6 +4,7 @@
 from collections.abc import Callable
 
 import torch
+from torch.autograd import DeviceType
 
 from rlk.compare import assert_same_bits
 
@@ -28,6 +29,17 @@ def draws(dtype: torch.dtype = BF16, seed: int = 0) -> Callable[..., torch.Tenso
 def normal(*shape: int, dtype: torch.dtype = BF16, seed: int = 0) -> torch.Tensor:
     """Normal values made on the GPU, the same each time."""
     return draws(dtype, seed)(*shape)
+
+
+def launches_of(run: Callable[[], object]) -> list[str]:
+    """What the GPU does in a call, by name: kernels, copies and memory that is set."""
+    run()
+    torch.cuda.synchronize()
+    activities = [torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities) as profile:
+        run()
+        torch.cuda.synchronize()
+    return [e.name for e in profile.events() if e.device_type == DeviceType.CUDA]
 
 
 def assert_equal_bits(actual: torch.Tensor, expected: torch.Tensor, what: str) -> None:

@@ -1,16 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Both passes of dweight on a GPU: rows of unlike scales, few rows, and calls without a pause."""
 
-from collections.abc import Callable
 from functools import partial
 
 import pytest
 import torch
-from torch.autograd import DeviceType
 
 from rlk.compare import assert_same_bits
 from rlk.exact_grad import new_carrier
-from rlk.test_support.on_gpu import BACKENDS, BF16, assert_equal_bits
+from rlk.test_support.on_gpu import BACKENDS, BF16, assert_equal_bits, launches_of
 from rlk_qwen3next import rms_norm
 from rlk_qwen3next.test_norm_gpu_batches import assert_rows, part, random_batch
 
@@ -135,17 +133,6 @@ def test_states_of_calls_without_a_pause_equal_those_alone(named, name):
 
 # (rows, columns, launches): one block; two passes; and a memset before those of longer rows.
 LAUNCHES = ((1, 128, 1), (64, 128, 1), (1000, 128, 2), (5000, 256, 2), (300, 2048, 3))
-
-
-def launches_of(run: Callable[[], object]) -> list[str]:
-    """What a GPU does in a call, by name."""
-    run()
-    torch.cuda.synchronize()
-    activities = [torch.profiler.ProfilerActivity.CUDA]
-    with torch.profiler.profile(activities=activities) as profile:
-        run()
-        torch.cuda.synchronize()
-    return [e.name for e in profile.events() if e.device_type == DeviceType.CUDA]
 
 
 @pytest.mark.parametrize(("rows", "columns", "count"), LAUNCHES, ids=str)

@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """The modulated last norm at the sizes of Qwen-Image on a GPU."""
 
+from functools import partial
+
 import pytest
 import torch
 
 from rlk import contract
 from rlk.bench.timing import peak_bytes
 from rlk.between import observe
+from rlk.exact_grad import new_carrier
 from rlk.gates.casts import cast_to
 from rlk.launch import trace
-from rlk.test_support.on_gpu import DEVICE, assert_equal_bits
+from rlk.test_support.on_gpu import DEVICE, assert_equal_bits, launches_of
 from rlk_qwenimage import adaln_mod_projection, final_adaln_out, layer_norm_modulate
 from rlk_qwenimage.final_adaln_out import prior_art
 from rlk_qwenimage.final_adaln_out.operator import OPERATOR
@@ -186,3 +189,16 @@ def test_trace_lists_kernels_of_the_projection_and_of_the_norm(backend):
     kernels = " ".join(launch.kernel for launch in launches)
     assert "activation" in kernels
     assert "layer_norm_modulate" in kernels
+
+
+@pytest.mark.parametrize(("samples", "copies"), [(1, 0), (2, 1)])
+def test_backward_copies_the_gradient_of_mod_only_of_several_samples(samples, copies):
+    made = tensors(samples, 4096, "bfloat16")
+    leaves = [t.requires_grad_() for t in made[:4]]
+    carrier = new_carrier(leaves[3])
+    for carriers in ((), (carrier,)):
+        out = final_adaln_out(*leaves, backend="cuda", bias_sum=next(iter(carriers), None))
+        wanted = [*leaves, *carriers]
+        found = launches_of(partial(torch.autograd.grad, out, wanted, made[4], retain_graph=True))
+        # Kernels of torch: copies, fills, conversions.
+        assert len([name for name in found if "at::native" in name]) == copies, found
