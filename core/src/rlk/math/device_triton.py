@@ -4,6 +4,7 @@
 import triton
 import triton.language as tl
 
+from rlk import interpreter
 from rlk.math import golden
 
 # Constants have their reasons in `golden`.
@@ -18,6 +19,11 @@ _C3 = tl.constexpr(golden.EXP_COEFFICIENTS[3])
 _C2 = tl.constexpr(golden.EXP_COEFFICIENTS[4])
 _HIGHEST = tl.constexpr(golden.EXP_HIGHEST)
 _LOWEST = tl.constexpr(golden.EXP_LOWEST)
+# -87: below it e^x vanishes beside 1, and above it the exponent field of e^x / 2 is a normal one.
+_SIGMOID_LOWEST = tl.constexpr(-87.0)
+# 126: the bias less the halving, so that n + 126 in the low bits is an exponent field.
+_ROUND_TO_FIELD = tl.constexpr(12582912.0 + 126.0)
+_INTERPRETED = tl.constexpr(interpreter.is_enabled())
 
 
 @triton.jit
@@ -39,6 +45,21 @@ def divide(a, b):
 
 
 @triton.jit
+def reciprocal(x):
+    """1 / x, rounded once: the bits of divide(1, x) in fewer steps.
+
+    Triton's interpreter knows no instructions of PTX, and Triton no other name for this one.
+    """
+    if _INTERPRETED:
+        result = tl.div_rn(1.0, x)
+    else:
+        result = tl.inline_asm_elementwise(
+            "rcp.rn.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
+        )
+    return result
+
+
+@triton.jit
 def hardware_rsqrt(x):
     """1 / sqrt(x) to about 1 ulp, as NVIDIA's instruction gives it: no IEEE operation.
 
@@ -56,10 +77,8 @@ def negate(x):
 
 
 @triton.jit
-def exp(x):
-    """e^x to 1 ulp over all of FP32."""
-    rounded = tl.fma(x, _LOG2_E, _ROUND_TO_INTEGER)
-    n = rounded - _ROUND_TO_INTEGER
+def _exp_remainder(x, n):
+    """e^(x - n ln 2), the polynomial of golden."""
     r = tl.fma(n, -_LN2_HIGH, x)
     r = tl.fma(n, -_LN2_LOW, r)
     p = tl.fma(r, _C6, _C5)
@@ -67,7 +86,14 @@ def exp(x):
     p = tl.fma(p, r, _C3)
     p = tl.fma(p, r, _C2)
     p = tl.fma(p, r, 1.0)
-    p = tl.fma(p, r, 1.0)
+    return tl.fma(p, r, 1.0)
+
+
+@triton.jit
+def exp(x):
+    """e^x to 1 ulp over all of FP32."""
+    rounded = tl.fma(x, _LOG2_E, _ROUND_TO_INTEGER)
+    p = _exp_remainder(x, rounded - _ROUND_TO_INTEGER)
     exponent = rounded.to(tl.int32, bitcast=True)
     half = exponent >> 1
     y = p * (half << 23).to(tl.float32, bitcast=True)
@@ -77,9 +103,24 @@ def exp(x):
 
 
 @triton.jit
+def _one_plus_exp_negated(x):
+    """1 + e^-x with the bits of 1 + exp(negate(x)), in fewer steps.
+
+    One scaling by 2^(n - 1), whose doubling is exact, and a clamp for both ends, which only
+    changes terms that 1 absorbs.
+    """
+    t = tl.maximum(negate(x), _SIGMOID_LOWEST, propagate_nan=tl.PropagateNan.ALL)
+    t = tl.minimum(t, _HIGHEST, propagate_nan=tl.PropagateNan.ALL)
+    rounded = tl.fma(t, _LOG2_E, _ROUND_TO_FIELD)
+    p = _exp_remainder(t, rounded - _ROUND_TO_FIELD)
+    half = p * (rounded.to(tl.int32, bitcast=True) << 23).to(tl.float32, bitcast=True)
+    return tl.fma(half, 2.0, 1.0)
+
+
+@triton.jit
 def sigmoid(x):
     """1 / (1 + e^-x)."""
-    return tl.div_rn(1.0, 1.0 + exp(negate(x)))
+    return reciprocal(_one_plus_exp_negated(x))
 
 
 @triton.jit
