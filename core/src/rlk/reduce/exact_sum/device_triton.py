@@ -17,6 +17,19 @@ SPECIAL = tl.constexpr(254)
 # 256 rows of 24-bit significands shifted by up to 31 stay below 2^63.
 MAX_ROWS = tl.constexpr(256)
 WINDOW = tl.constexpr(32)
+# A term below 2^40 is cut into multiples of 2^-4, below half of that multiples of 2^-48, and what
+# is left. Where it is 0 or at least 2^-69, that is a multiple of 2^-92. 256 terms of each level are
+# then below 2^53 of its multiples, so that no FP64 addition rounds.
+MAX_TERMS = tl.constexpr(256)
+LARGEST = tl.constexpr(2.0**40)
+SMALLEST = tl.constexpr(2.0**-69)
+# FP64 numbers of this size are multiples of the level's: adding one and taking it away rounds.
+_ROUND_TO_FIRST = tl.constexpr(1.5 * 2.0 ** (52 - 4))
+_ROUND_TO_SECOND = tl.constexpr(1.5 * 2.0 ** (52 - 48))
+# 149: limbs count multiples of 2^-149.
+_FIRST_BASE = tl.constexpr(149 - 4)
+_SECOND_BASE = tl.constexpr(149 - 48)
+_THIRD_BASE = tl.constexpr(149 - 92)
 
 
 @triton.jit
@@ -41,6 +54,54 @@ def add_block(state_ptr, column_offsets, columns, c, mask):
         add_limbs(state_ptr, column_offsets, columns, total, base)
         p = tl.where(inside, NOTHING, p)
         top = tl.max(p)
+
+
+@triton.jit
+def no_terms(ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Empty levels, and a note of terms that they do not take, for `add_terms`."""
+    level = tl.zeros((ROWS, COLUMNS), tl.float64)
+    return level, level, level, tl.zeros((ROWS, COLUMNS // 8), tl.int32)
+
+
+@triton.jit
+def add_terms(first, second, third, missed, c):
+    """Add FP32 contributions c [R, C] that `takes` to levels of at most 255 before; note others.
+
+    Levels are sums of each place of a block: nothing crosses threads before `add_levels`.
+    """
+    taken = takes(c)
+    rest = tl.where(taken, c, 0.0).to(tl.float64)
+    head = (rest + _ROUND_TO_FIRST) - _ROUND_TO_FIRST
+    first += head
+    rest -= head
+    head = (rest + _ROUND_TO_SECOND) - _ROUND_TO_SECOND
+    second += head
+    third += rest - head
+    # Eight columns are those of a thread.
+    eight = tl.reshape(tl.where(taken, 0, 1), (c.shape[0], c.shape[1] // 8, 8))
+    return first, second, third, missed | tl.max(eight, 2)
+
+
+@triton.jit
+def takes(c):
+    """Where contributions fit the levels of `add_terms`; NaN and Inf do not."""
+    magnitude = tl.abs(c)
+    return (magnitude < LARGEST) & ((magnitude >= SMALLEST) | (c == 0.0))
+
+
+@triton.jit
+def add_levels(state_ptr, column_offsets, columns, first, second, third):
+    """Add levels [R, C], R <= 256, to the state."""
+    _add_level(state_ptr, column_offsets, columns, first * 2.0**4, _FIRST_BASE)
+    _add_level(state_ptr, column_offsets, columns, second * 2.0**48, _SECOND_BASE)
+    _add_level(state_ptr, column_offsets, columns, third * 2.0**92, _THIRD_BASE)
+
+
+@triton.jit
+def _add_level(state_ptr, column_offsets, columns, multiples, BASE: tl.constexpr):
+    total = tl.sum(multiples.to(tl.int64), 0)  # [C]
+    base = tl.full(total.shape, BASE, tl.int32)
+    add_limbs(state_ptr, column_offsets, columns, total, base)
 
 
 @triton.jit
@@ -92,13 +153,19 @@ def _add_piece(at, piece):
 @triton.jit
 def normalise_limbs(state_ptr, column_offsets, columns, mask):
     """Carry until the digits are in [0, 2^32) below the signed top limb."""
-    at = state_ptr + column_offsets
-    value = tl.load(at, mask=mask, other=0)
-    for _ in tl.static_range(LIMBS - 1):
+    carry = tl.zeros(column_offsets.shape, tl.int64)
+    _carry(state_ptr + column_offsets, columns, carry, mask, LIMBS - 1)
+
+
+@triton.jit
+def _carry(at, columns, carry, mask, ABOVE: tl.constexpr):
+    value = tl.load(at, mask=mask, other=0) + carry
+    if ABOVE > 0:
+        # Stored when all above are loaded: no load waits for a store.
+        _carry(at + columns, columns, value >> 32, mask, ABOVE - 1)
         tl.store(at, value & DIGIT, mask=mask)
-        at += columns
-        value = tl.load(at, mask=mask, other=0) + (value >> 32)
-    tl.store(at, value, mask=mask)
+    else:
+        tl.store(at, value, mask=mask)
 
 
 @triton.jit
