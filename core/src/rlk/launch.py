@@ -101,6 +101,14 @@ def start_golden(kernel: str, source_file: str) -> None:
         record("golden", kernel, source_digest(source_file))
 
 
+@cache
+def multiprocessors(device: torch.device) -> int:
+    """How many a GPU has; 1 on a CPU, where a kernel's programs run one after another."""
+    if device.type != "cuda":
+        return 1
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
 def launch_triton(kernel: Any, grid: tuple[int, ...], *args: Any, **meta: Any) -> None:
     """Launch a Triton kernel without contraction on its tensors' device, and report it.
 

@@ -4,7 +4,7 @@
 import triton
 import triton.language as tl
 
-from rlk.math.device_triton import divide, hardware_rsqrt, sqrt
+from rlk.math.device_triton import divide, hardware_rsqrt, reciprocal, sqrt
 from rlk.reduce.row_sum.device_triton import chunk_dot
 
 # 16: rows of one program. A constant, never a function of the row count.
@@ -53,14 +53,24 @@ def load_sum(
 
 
 @triton.jit
+def inverse_root(mean_square, eps, HARDWARE: tl.constexpr):
+    """rstd of mean squares [R].
+
+    HARDWARE takes the GPU's own reciprocal root in place of a root and a division.
+    """
+    if HARDWARE:
+        rstd = hardware_rsqrt(mean_square + eps)
+    else:
+        rstd = reciprocal(sqrt(mean_square + eps))
+    return rstd
+
+
+@triton.jit
 def inverse_rms_of_sum(
     x, x_rows, x_column, residual, residual_rows, residual_column, row_mask, n, eps,
     RESIDUAL: tl.constexpr, HARDWARE: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """rstd [R]: the one piece of code every RMS norm takes it from.
-
-    HARDWARE takes the GPU's own reciprocal root in place of a root and a division.
-    """
+    """rstd [R] of rows chunk by chunk."""
     total = tl.zeros([ROWS], tl.float32)
     # ORDER: chunks of 256 ascending along N
     for start in range(0, n, CHUNK):
@@ -69,12 +79,7 @@ def inverse_rms_of_sum(
             RESIDUAL, CHUNK,
         )  # fmt: skip
         total = total + chunk_dot(values, values)
-    mean_square = divide(total, tl.zeros([ROWS], tl.float32) + n)
-    if HARDWARE:
-        rstd = hardware_rsqrt(mean_square + eps)
-    else:
-        rstd = divide(tl.full([ROWS], 1.0, tl.float32), sqrt(mean_square + eps))
-    return rstd
+    return inverse_root(row_mean(total, n, False, CHUNK), eps, HARDWARE)
 
 
 @triton.jit
@@ -127,3 +132,48 @@ def offset_weight(weight, weight_offset, start, n, stride, CHUNK: tl.constexpr):
 def input_gradient(g, xhat, rstd, m):
     """dx = rstd * (g - xhat * m) of [R, CHUNK]."""
     return rstd[:, None] * (g - xhat * m[:, None])
+
+
+@triton.jit
+def load_rows(base, row, row_mask, n, row_stride, stride, FULL: tl.constexpr, WIDTH: tl.constexpr):
+    """FP32 values [R, WIDTH] of whole rows, zero beyond the row or the batch.
+
+    FULL says that WIDTH is the size of a row.
+    """
+    columns = tl.arange(0, WIDTH)
+    mask = row_mask[:, None]
+    if not FULL:
+        mask = mask & (columns < n)[None, :]
+    offsets = (row * row_stride)[:, None] + columns.to(tl.int64)[None, :] * stride
+    return tl.load(base + offsets, mask=mask, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def store_rows(base, values, row, row_mask, n, FULL: tl.constexpr, WIDTH: tl.constexpr):
+    """Store whole rows [R, WIDTH] into a contiguous [T, N] output, rounded once to its dtype."""
+    columns = tl.arange(0, WIDTH)
+    mask = row_mask[:, None]
+    if not FULL:
+        mask = mask & (columns < n)[None, :]
+    offsets = (row * n)[:, None] + columns.to(tl.int64)[None, :]
+    tl.store(base + offsets, values.to(base.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def normalised(values, rstd, n, FULL: tl.constexpr):
+    """x * rstd of whole rows, zero beyond the row, where an infinite rstd would make 0 a NaN."""
+    xhat = values * rstd[:, None]
+    if not FULL:
+        xhat = tl.where((tl.arange(0, values.shape[1]) < n)[None, :], xhat, 0.0)
+    return xhat
+
+
+@triton.jit
+def row_mean(total, n, FULL: tl.constexpr, WIDTH: tl.constexpr):
+    """total / n. FULL rows have a power of two of columns, whose inverse is exact: the product is
+    the same real number as the quotient, so it rounds to the same bits."""
+    if FULL:
+        mean = total * (1.0 / WIDTH)
+    else:
+        mean = divide(total, tl.zeros_like(total) + n)
+    return mean

@@ -7,12 +7,19 @@ import torch
 import triton
 import triton.language as tl
 
-from rlk.launch import launch_triton
+from rlk.launch import launch_triton, multiprocessors
 from rlk.math.device_triton import divide
 from rlk.reduce import exact_sum
-from rlk.reduce.exact_sum.device_triton import add_block
+from rlk.reduce.exact_sum.device_triton import (
+    MAX_TERMS,
+    add_block,
+    add_levels,
+    add_terms,
+    no_terms,
+    takes,
+)
 from rlk.reduce.exact_sum.kernel_triton import normalise_
-from rlk.reduce.row_sum.device_triton import chunk_dot
+from rlk.reduce.row_sum.device_triton import chunk_dot, row_dot
 
 from .device_triton import (
     CHUNK,
@@ -20,10 +27,21 @@ from .device_triton import (
     forward_rows,
     input_gradient,
     load_chunk,
+    load_rows,
     load_xhat,
+    normalised,
     offset_weight,
+    row_mean,
     store_chunk,
+    store_rows,
 )
+
+# 4096: columns of the widest rows that a program holds in registers.
+WIDEST = 4096
+# 256: columns of a warp, 16 bytes of BF16 a thread. It has two FP64 registers for each level then.
+WARP_COLUMNS = 256
+# 16: warps of a multiprocessor that the registers of these kernels leave room for.
+BACKWARD_WARPS = 16
 
 
 @triton.jit
@@ -40,13 +58,14 @@ def rms_norm_forward(
 
 
 @triton.jit
-def rms_norm_backward(
+def backward_chunks(
     dy, dresidual_out, x, weight, rstd_in, dx, state, rows, n,
     dy_row, dy_column, dresidual_row, dresidual_column, x_row, x_column, weight_column, rstd_row,
     weight_offset,
     RESIDUAL: tl.constexpr, NEED_X: tl.constexpr, NEED_WEIGHT: tl.constexpr,
     ROWS: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
+    """The backward of a program's rows, chunk by chunk."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)  # [R]
     mask = row < rows
     rstd = tl.load(rstd_in + row * rstd_row, mask=mask, other=0.0)
@@ -73,6 +92,91 @@ def rms_norm_backward(
             columns = start + tl.arange(0, CHUNK)
             inside = mask[:, None] & (columns < n)[None, :]
             add_block(state, columns, n, upstream * xhat, inside)
+
+
+@triton.jit
+def backward_blocks(
+    dy, dresidual_out, x, weight, rstd_in, dx, state, rows, n,
+    dy_row, dy_column, dresidual_row, dresidual_column, x_row, x_column, weight_column, rstd_row,
+    weight_offset,
+    RESIDUAL: tl.constexpr, NEED_X: tl.constexpr, NEED_WEIGHT: tl.constexpr,
+    FULL: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """The backward of a program's blocks of whole rows."""
+    columns = tl.arange(0, WIDTH)
+    factor = offset_weight(weight, weight_offset, 0, n, weight_column, WIDTH)[None, :]
+    first, second, third, missed = no_terms(ROWS, WIDTH)
+    blocks = tl.cdiv(rows, ROWS)
+    for block in tl.range(tl.program_id(0), blocks, tl.num_programs(0), num_stages=STAGES):
+        row = tl.cast(block, tl.int64) * ROWS + tl.arange(0, ROWS)  # [R]
+        mask = row < rows
+        rstd = tl.load(rstd_in + row * rstd_row, mask=mask, other=0.0)
+        upstream = load_rows(dy, row, mask, n, dy_row, dy_column, FULL, WIDTH)
+        xhat = normalised(load_rows(x, row, mask, n, x_row, x_column, FULL, WIDTH), rstd, n, FULL)
+        if NEED_X:
+            g = upstream * factor
+            m = row_mean(row_dot(g, xhat), n, FULL, WIDTH)
+            gradient = input_gradient(g, xhat, rstd, m)
+            if RESIDUAL:
+                gradient = gradient + load_rows(
+                    dresidual_out, row, mask, n, dresidual_row, dresidual_column, FULL, WIDTH
+                )
+            store_rows(dx, gradient, row, mask, n, FULL, WIDTH)
+        if NEED_WEIGHT:
+            first, second, third, missed = add_terms(first, second, third, missed, upstream * xhat)
+    if NEED_WEIGHT:
+        add_levels(state, columns, n, first, second, third)
+        if tl.max(missed) > 0:
+            for block in range(tl.program_id(0), blocks, tl.num_programs(0)):
+                row = tl.cast(block, tl.int64) * ROWS + tl.arange(0, ROWS)  # [R]
+                mask = row < rows
+                rstd = tl.load(rstd_in + row * rstd_row, mask=mask, other=0.0)
+                upstream = load_rows(dy, row, mask, n, dy_row, dy_column, FULL, WIDTH)
+                values = load_rows(x, row, mask, n, x_row, x_column, FULL, WIDTH)
+                terms = upstream * normalised(values, rstd, n, FULL)
+                add_block(state, columns, n, terms, ~takes(terms))
+
+
+@triton.jit
+def rms_norm_backward(
+    dy, dresidual_out, x, weight, rstd_in, dx, state, rows, n,
+    dy_row, dy_column, dresidual_row, dresidual_column, x_row, x_column, weight_column, rstd_row,
+    weight_offset,
+    RESIDUAL: tl.constexpr, NEED_X: tl.constexpr, NEED_WEIGHT: tl.constexpr,
+    WHOLE: tl.constexpr, FULL: tl.constexpr, STAGES: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    if WHOLE:
+        backward_blocks(
+            dy, dresidual_out, x, weight, rstd_in, dx, state, rows, n,
+            dy_row, dy_column, dresidual_row, dresidual_column, x_row, x_column, weight_column,
+            rstd_row, weight_offset, RESIDUAL, NEED_X, NEED_WEIGHT, FULL, ROWS, COLUMNS, STAGES,
+        )  # fmt: skip
+    else:
+        backward_chunks(
+            dy, dresidual_out, x, weight, rstd_in, dx, state, rows, n,
+            dy_row, dy_column, dresidual_row, dresidual_column, x_row, x_column, weight_column,
+            rstd_row, weight_offset, RESIDUAL, NEED_X, NEED_WEIGHT, ROWS, COLUMNS,
+        )  # fmt: skip
+
+
+def blocking(x: torch.Tensor, resident_warps: int) -> tuple[tuple[int], dict[str, Any]]:
+    """(grid, meta) of a kernel on the rows of x, of which a multiprocessor holds so many warps."""
+    rows, n = x.shape
+    if n > WIDEST:
+        meta = {"WHOLE": False, "FULL": False, "STAGES": 1, "ROWS": ROWS, "COLUMNS": CHUNK}
+        return (triton.cdiv(rows, ROWS),), meta
+    width = max(8, triton.next_power_of_2(n))
+    warps = min(max(width // WARP_COLUMNS, 4), 16)
+    height = max(1, warps * WARP_COLUMNS // width)
+    blocks = triton.cdiv(rows, height)
+    resident = multiprocessors(x.device) * resident_warps // warps
+    # Levels of exact sums have room for so many blocks.
+    grid = max(min(blocks, resident), triton.cdiv(blocks, MAX_TERMS.value))
+    # 2 stages: the next block is on its way while one is computed.
+    meta = {"WHOLE": True, "FULL": n == width, "STAGES": 2, "ROWS": height, "COLUMNS": width}
+    # 2048: 65536 registers of a multiprocessor over the 32 threads of a warp.
+    return (grid,), meta | {"num_warps": warps, "maxnreg": 2048 // resident_warps}
 
 
 def run_forward(
@@ -113,13 +217,13 @@ def run_backward(
     dx = torch.empty_like(x, memory_format=torch.contiguous_format) if need_x else None
     state = exact_sum.new(n, x.device) if need_weight else None
     added = dy if dresidual_out is None else dresidual_out
+    grid, meta = blocking(x, BACKWARD_WARPS)
     launch_triton(
-        rms_norm_backward, (triton.cdiv(rows, ROWS),),
+        rms_norm_backward, grid,
         dy, added, x, weight, rstd, x if dx is None else dx, rstd if state is None else state,
         rows, n, *dy.stride(), *added.stride(), *x.stride(), *weight.stride(), *rstd.stride(),
         weight_offset,
-        RESIDUAL=dresidual_out is not None, NEED_X=need_x, NEED_WEIGHT=need_weight,
-        ROWS=ROWS, CHUNK=CHUNK,
+        RESIDUAL=dresidual_out is not None, NEED_X=need_x, NEED_WEIGHT=need_weight, **meta,
     )  # fmt: skip
     if state is not None:
         normalise_(state)

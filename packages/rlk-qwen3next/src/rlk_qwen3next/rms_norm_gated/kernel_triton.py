@@ -14,20 +14,27 @@ from rlk.math.device_triton import (
     silu_derivative,
 )
 from rlk.reduce import exact_sum
-from rlk.reduce.exact_sum.device_triton import add_block
+from rlk.reduce.exact_sum.device_triton import add_block, add_levels, add_terms, no_terms, takes
 from rlk.reduce.exact_sum.kernel_triton import normalise_
-from rlk.reduce.row_sum.device_triton import chunk_dot
+from rlk.reduce.row_sum.device_triton import chunk_dot, row_dot
 
 from ..rms_norm.device_triton import (
-    CHUNK,
-    ROWS,
     input_gradient,
     inverse_rms,
+    inverse_root,
     load_chunk,
+    load_rows,
     load_xhat,
+    normalised,
     offset_weight,
+    row_mean,
     store_chunk,
+    store_rows,
 )
+from ..rms_norm.kernel_triton import BACKWARD_WARPS, blocking
+
+# 32: warps of a multiprocessor that the registers of the forward leave room for.
+FORWARD_WARPS = 32
 
 
 @triton.jit
@@ -49,11 +56,12 @@ def activate_derivative(gate, SILU: tl.constexpr):
 
 
 @triton.jit
-def rms_norm_gated_forward(
+def forward_chunks(
     x, gate, weight, y, rstd_out, rows, n,
     x_row, x_column, gate_row, gate_column, weight_column, eps, weight_offset,
     SILU: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
+    """The forward of a program's rows, chunk by chunk."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)  # [R]
     mask = row < rows
     rstd = inverse_rms(x, row * x_row, mask, n, x_column, eps, ROWS, CHUNK)
@@ -67,13 +75,56 @@ def rms_norm_gated_forward(
 
 
 @triton.jit
-def rms_norm_gated_backward(
+def forward_blocks(
+    x, gate, weight, y, rstd_out, rows, n,
+    x_row, x_column, gate_row, gate_column, weight_column, eps, weight_offset,
+    SILU: tl.constexpr, FULL: tl.constexpr,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """The forward of a program's blocks of whole rows."""
+    factor = offset_weight(weight, weight_offset, 0, n, weight_column, WIDTH)[None, :]
+    blocks = tl.cdiv(rows, ROWS)
+    for block in tl.range(tl.program_id(0), blocks, tl.num_programs(0), num_stages=STAGES):
+        row = tl.cast(block, tl.int64) * ROWS + tl.arange(0, ROWS)  # [R]
+        mask = row < rows
+        values = load_rows(x, row, mask, n, x_row, x_column, FULL, WIDTH)
+        act = activate(load_rows(gate, row, mask, n, gate_row, gate_column, FULL, WIDTH), SILU)
+        rstd = inverse_root(row_mean(row_dot(values, values), n, FULL, WIDTH), eps, False)
+        tl.store(rstd_out + row, rstd, mask=mask)
+        store_rows(y, values * rstd[:, None] * factor * act, row, mask, n, FULL, WIDTH)
+
+
+@triton.jit
+def rms_norm_gated_forward(
+    x, gate, weight, y, rstd_out, rows, n,
+    x_row, x_column, gate_row, gate_column, weight_column, eps, weight_offset,
+    SILU: tl.constexpr,
+    WHOLE: tl.constexpr, FULL: tl.constexpr, STAGES: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    if WHOLE:
+        forward_blocks(
+            x, gate, weight, y, rstd_out, rows, n,
+            x_row, x_column, gate_row, gate_column, weight_column, eps, weight_offset,
+            SILU, FULL, ROWS, COLUMNS, STAGES,
+        )  # fmt: skip
+    else:
+        forward_chunks(
+            x, gate, weight, y, rstd_out, rows, n,
+            x_row, x_column, gate_row, gate_column, weight_column, eps, weight_offset,
+            SILU, ROWS, COLUMNS,
+        )  # fmt: skip
+
+
+@triton.jit
+def backward_chunks(
     dy, x, gate, weight, rstd_in, dx, dgate, state, rows, n,
     dy_row, dy_column, x_row, x_column, gate_row, gate_column, weight_column, rstd_row,
     weight_offset,
     NEED_X: tl.constexpr, NEED_GATE: tl.constexpr, NEED_WEIGHT: tl.constexpr,
     SILU: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
+    """The backward of a program's rows, chunk by chunk."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)  # [R]
     mask = row < rows
     rstd = tl.load(rstd_in + row * rstd_row, mask=mask, other=0.0)
@@ -104,6 +155,75 @@ def rms_norm_gated_backward(
             add_block(state, columns, n, upstream * xhat * act, inside)
 
 
+@triton.jit
+def backward_blocks(
+    dy, x, gate, weight, rstd_in, dx, dgate, state, rows, n,
+    dy_row, dy_column, x_row, x_column, gate_row, gate_column, weight_column, rstd_row,
+    weight_offset,
+    NEED_X: tl.constexpr, NEED_GATE: tl.constexpr, NEED_WEIGHT: tl.constexpr,
+    SILU: tl.constexpr, FULL: tl.constexpr,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """The backward of a program's blocks of whole rows."""
+    columns = tl.arange(0, WIDTH)
+    factor = offset_weight(weight, weight_offset, 0, n, weight_column, WIDTH)[None, :]
+    first, second, third, missed = no_terms(ROWS, WIDTH)
+    blocks = tl.cdiv(rows, ROWS)
+    for block in tl.range(tl.program_id(0), blocks, tl.num_programs(0), num_stages=STAGES):
+        row = tl.cast(block, tl.int64) * ROWS + tl.arange(0, ROWS)  # [R]
+        mask = row < rows
+        rstd = tl.load(rstd_in + row * rstd_row, mask=mask, other=0.0)
+        upstream = load_rows(dy, row, mask, n, dy_row, dy_column, FULL, WIDTH)
+        xhat = normalised(load_rows(x, row, mask, n, x_row, x_column, FULL, WIDTH), rstd, n, FULL)
+        z = load_rows(gate, row, mask, n, gate_row, gate_column, FULL, WIDTH)
+        act = activate(z, SILU)
+        if NEED_X:
+            g = upstream * factor * act
+            m = row_mean(row_dot(g, xhat), n, FULL, WIDTH)
+            store_rows(dx, input_gradient(g, xhat, rstd, m), row, mask, n, FULL, WIDTH)
+        if NEED_GATE:
+            gradient = upstream * xhat * factor * activate_derivative(z, SILU)
+            store_rows(dgate, gradient, row, mask, n, FULL, WIDTH)
+        if NEED_WEIGHT:
+            terms = upstream * xhat * act
+            first, second, third, missed = add_terms(first, second, third, missed, terms)
+    if NEED_WEIGHT:
+        add_levels(state, columns, n, first, second, third)
+        if tl.max(missed) > 0:
+            for block in range(tl.program_id(0), blocks, tl.num_programs(0)):
+                row = tl.cast(block, tl.int64) * ROWS + tl.arange(0, ROWS)  # [R]
+                mask = row < rows
+                rstd = tl.load(rstd_in + row * rstd_row, mask=mask, other=0.0)
+                upstream = load_rows(dy, row, mask, n, dy_row, dy_column, FULL, WIDTH)
+                values = load_rows(x, row, mask, n, x_row, x_column, FULL, WIDTH)
+                z = load_rows(gate, row, mask, n, gate_row, gate_column, FULL, WIDTH)
+                terms = upstream * normalised(values, rstd, n, FULL) * activate(z, SILU)
+                add_block(state, columns, n, terms, ~takes(terms))
+
+
+@triton.jit
+def rms_norm_gated_backward(
+    dy, x, gate, weight, rstd_in, dx, dgate, state, rows, n,
+    dy_row, dy_column, x_row, x_column, gate_row, gate_column, weight_column, rstd_row,
+    weight_offset,
+    NEED_X: tl.constexpr, NEED_GATE: tl.constexpr, NEED_WEIGHT: tl.constexpr, SILU: tl.constexpr,
+    WHOLE: tl.constexpr, FULL: tl.constexpr, STAGES: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    if WHOLE:
+        backward_blocks(
+            dy, x, gate, weight, rstd_in, dx, dgate, state, rows, n,
+            dy_row, dy_column, x_row, x_column, gate_row, gate_column, weight_column, rstd_row,
+            weight_offset, NEED_X, NEED_GATE, NEED_WEIGHT, SILU, FULL, ROWS, COLUMNS, STAGES,
+        )  # fmt: skip
+    else:
+        backward_chunks(
+            dy, x, gate, weight, rstd_in, dx, dgate, state, rows, n,
+            dy_row, dy_column, x_row, x_column, gate_row, gate_column, weight_column, rstd_row,
+            weight_offset, NEED_X, NEED_GATE, NEED_WEIGHT, SILU, ROWS, COLUMNS,
+        )  # fmt: skip
+
+
 def forward(
     x: torch.Tensor,
     gate: torch.Tensor,
@@ -117,11 +237,11 @@ def forward(
     rows, n = x.shape
     y = torch.empty_like(x, memory_format=torch.contiguous_format)
     rstd = torch.empty(rows, dtype=torch.float32, device=x.device)
+    grid, meta = blocking(x, FORWARD_WARPS)
     launch_triton(
-        rms_norm_gated_forward, (triton.cdiv(rows, ROWS),),
-        x, gate, weight, y, rstd, rows, n,
+        rms_norm_gated_forward, grid, x, gate, weight, y, rstd, rows, n,
         *x.stride(), *gate.stride(), *weight.stride(), eps, weight_offset,
-        SILU=activation == "silu", ROWS=ROWS, CHUNK=CHUNK,
+        SILU=activation == "silu", **meta,
     )  # fmt: skip
     return y, rstd
 
@@ -144,14 +264,15 @@ def backward(
     dx = torch.empty_like(x, memory_format=torch.contiguous_format) if need_x else None
     dgate = torch.empty_like(x, memory_format=torch.contiguous_format) if need_gate else None
     state = exact_sum.new(n, x.device) if need_weight else None
+    grid, meta = blocking(x, BACKWARD_WARPS)
     launch_triton(
-        rms_norm_gated_backward, (triton.cdiv(rows, ROWS),),
+        rms_norm_gated_backward, grid,
         dy, x, gate, weight, rstd,
         x if dx is None else dx, x if dgate is None else dgate, rstd if state is None else state,
         rows, n, *dy.stride(), *x.stride(), *gate.stride(), *weight.stride(), *rstd.stride(),
         weight_offset,
         NEED_X=need_x, NEED_GATE=need_gate, NEED_WEIGHT=need_weight,
-        SILU=activation == "silu", ROWS=ROWS, CHUNK=CHUNK,
+        SILU=activation == "silu", **meta,
     )  # fmt: skip
     if state is not None:
         normalise_(state)
