@@ -20,7 +20,14 @@ triton = pytest.importorskip("triton", reason="needs triton")
 import triton.language as tl  # noqa: E402
 
 from rlk.launch import launch_triton  # noqa: E402
-from rlk.reduce.exact_sum.device_triton import add_block  # noqa: E402
+from rlk.reduce.exact_sum.device_triton import (  # noqa: E402
+    MAX_TERMS,
+    add_block,
+    add_levels,
+    add_terms,
+    no_terms,
+    takes,
+)
 
 DEVICE = "cpu" if interpreter.is_enabled() else "cuda"
 
@@ -67,6 +74,69 @@ def test_add_block_special_beside_finite_counts_and_adds() -> None:
 def test_add_block_windows_apart_keep_the_middle() -> None:
     c = torch.tensor([[2.0**100], [1 + 2.0**-23], [-(2.0**100)], [2.0**-149]])
     assert_same_bits(block_sum(c, torch.ones(4, 1)), torch.tensor([1 + 2.0**-23]))
+
+
+@triton.jit
+def add_levels_kernel(  # type: ignore[no-untyped-def]
+    state_ptr, c_ptr, noted_ptr, blocks, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+):
+    row, column = tl.arange(0, ROWS), tl.arange(0, COLUMNS)
+    at = row[:, None] * COLUMNS + column[None, :]
+    first, second, third, missed = no_terms(ROWS, COLUMNS)
+    for block in range(blocks):
+        c = tl.load(c_ptr + block * ROWS * COLUMNS + at)
+        first, second, third, missed = add_terms(first, second, third, missed, c)
+    add_levels(state_ptr, column, COLUMNS, first, second, third)
+    tl.store(noted_ptr, tl.max(missed))
+    for block in range(blocks):
+        c = tl.load(c_ptr + block * ROWS * COLUMNS + at)
+        add_block(state_ptr, column, COLUMNS, c, ~takes(c))
+
+
+def level_sum(c: torch.Tensor) -> tuple[torch.Tensor, bool]:
+    """The FP32 sums of rows [B, R, C], and whether a term was noted that levels do not take."""
+    state = exact_sum.new(c.shape[2], DEVICE)
+    noted = torch.zeros(1, dtype=torch.int32, device=DEVICE)
+    shape = {"ROWS": c.shape[1], "COLUMNS": c.shape[2]}
+    launch_triton(add_levels_kernel, (1,), state, c.to(DEVICE), noted, c.shape[0], **shape)
+    return exact_sum.round(state, torch.float32, backend="triton").cpu(), bool(noted)
+
+
+def golden_sum(c: torch.Tensor) -> torch.Tensor:
+    """The FP32 sums of rows [B, R, C]."""
+    state = exact_sum.add_rows(exact_sum.new(c.shape[2]), c.flatten(0, 1), backend="golden")
+    return exact_sum.round(state, torch.float32, backend="golden")
+
+
+# Magnitudes at both ends of what levels take, where they cut, and between.
+@pytest.mark.parametrize("exponent", [-69, -50, -49, -48, -6, -5, -4, 0, 38, 39])
+def test_levels_full_of_the_largest_terms_do_not_round(exponent: int) -> None:
+    generator = torch.Generator().manual_seed(exponent + 100)
+    significands = 2 - torch.randint(1, 9, (MAX_TERMS.value, 2, 8), generator=generator) * 2.0**-23
+    c = significands * 2.0**exponent
+    c[:, :, 1::2] *= -1
+    sums, noted = level_sum(c)
+    assert not noted
+    assert_same_bits(sums, golden_sum(c))
+
+
+def test_levels_of_any_magnitudes_keep_small_terms() -> None:
+    generator = torch.Generator().manual_seed(7)
+    c = torch.randn(64, 4, 8, generator=generator)
+    c = torch.ldexp(c, torch.randint(-60, 36, c.shape, generator=generator))
+    c = torch.cat([c, -c[::2], torch.zeros(1, 4, 8)])
+    sums, noted = level_sum(c)
+    assert not noted
+    assert_same_bits(sums, golden_sum(c))
+
+
+@pytest.mark.parametrize("other", [2.0**40, -(2.0**127), 2.0**-70, 2.0**-149, torch.inf, torch.nan])
+def test_levels_note_what_they_do_not_take(other: float) -> None:
+    c = torch.ones(3, 2, 8)
+    c[1, 1, 3] = other
+    sums, noted = level_sum(c)
+    assert noted
+    assert_same_bits(sums, golden_sum(c))
 
 
 # Compilation needs a process in which triton was imported without its interpreter.

@@ -14,7 +14,7 @@ interpreter.enable_without_gpu()
 import triton.language as tl  # noqa: E402
 
 from rlk.launch import launch_triton  # noqa: E402
-from rlk.reduce.row_sum.device_triton import chunk_dot, chunk_sum  # noqa: E402
+from rlk.reduce.row_sum.device_triton import chunk_dot, chunk_sum, row_dot, row_sum  # noqa: E402
 
 DEVICE = "cpu" if interpreter.is_enabled() else "cuda"
 
@@ -33,6 +33,32 @@ def row_kernel(a_ptr, b_ptr, y_ptr, rows, length, DOT: tl.constexpr, R: tl.const
         else:
             total = total + chunk_sum(a)
     tl.store(y_ptr + row, total + 0.0, mask=row < rows)
+
+
+@triton.jit
+def whole_row_kernel(
+    a_ptr, b_ptr, y_ptr, rows, length, DOT: tl.constexpr, R: tl.constexpr, WIDTH: tl.constexpr
+):
+    row = tl.program_id(0) * R + tl.arange(0, R)
+    column = tl.arange(0, WIDTH)
+    at = row[:, None] * length + column[None, :]
+    mask = (row[:, None] < rows) & (column[None, :] < length)
+    total = tl.load(a_ptr + at, mask=mask, other=0.0)
+    if DOT:
+        total = row_dot(total, tl.load(b_ptr + at, mask=mask, other=0.0))
+    else:
+        total = row_sum(total)
+    tl.store(y_ptr + row, total, mask=row < rows)
+
+
+def whole_in_triton(a: torch.Tensor, b: torch.Tensor | None, width: int) -> torch.Tensor:
+    """Row sums of a, or of a * b, by programs that hold rows padded to a width."""
+    rows, length = a.shape
+    y = torch.empty(rows, device=DEVICE)
+    operands = (a.to(DEVICE), (a if b is None else b).to(DEVICE), y, rows, length)
+    grid = (triton.cdiv(rows, 4),)
+    launch_triton(whole_row_kernel, grid, *operands, DOT=b is not None, R=4, WIDTH=width)
+    return y.cpu()
 
 
 def in_triton(a: torch.Tensor, b: torch.Tensor | None, rows_per_program: int) -> torch.Tensor:
@@ -55,6 +81,15 @@ def test_chunk_sum_hard_rows_equals_golden(length: int) -> None:
 def test_chunk_dot_hard_rows_equals_golden(length: int) -> None:
     a, b = hard_cases.rows(length), hard_cases.rows(length, seed=1)
     assert_same_bits(in_triton(a, b, 8), golden.row_dot(a, b))
+
+
+@pytest.mark.parametrize("length", hard_cases.LENGTHS)
+def test_whole_rows_hard_rows_equal_golden(length: int) -> None:
+    a, b = hard_cases.rows(length), hard_cases.rows(length, seed=1)
+    width = max(8, triton.next_power_of_2(length))
+    for padded in (width, 2 * width):
+        assert_same_bits(whole_in_triton(a, None, padded), golden.row_sum(a))
+        assert_same_bits(whole_in_triton(a, b, padded), golden.row_dot(a, b))
 
 
 @pytest.mark.parametrize("rows_per_program", [1, 2, 16])
