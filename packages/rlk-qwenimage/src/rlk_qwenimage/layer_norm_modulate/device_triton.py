@@ -7,8 +7,9 @@ import triton.language as tl
 from rlk.math.device_triton import divide, sqrt
 from rlk.reduce.row_sum.device_triton import chunk_dot, chunk_sum
 
-# 16: tokens of one program. A constant, never a function of their number.
-ROWS = 16
+# 4: tokens of one program, one a warp, so that a few thousand of them fill a GPU. A constant, never
+# a function of their number.
+ROWS = 4
 # 256: columns of one step of row_sum.
 CHUNK = 256
 

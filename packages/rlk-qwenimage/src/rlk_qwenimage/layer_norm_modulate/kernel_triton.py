@@ -8,9 +8,16 @@ import torch
 import triton
 import triton.language as tl
 
-from rlk.launch import launch_triton
+from rlk.launch import launch_triton, multiprocessors
 from rlk.reduce import exact_sum
-from rlk.reduce.exact_sum.device_triton import add_block
+from rlk.reduce.exact_sum.device_triton import (
+    MAX_TERMS,
+    add_block,
+    add_levels,
+    add_terms,
+    no_terms,
+    takes,
+)
 from rlk.reduce.exact_sum.kernel_triton import normalise_, round_into
 from rlk.reduce.row_sum.device_triton import chunk_dot, chunk_sum
 
@@ -27,12 +34,15 @@ from .device_triton import (
     token_rows,
 )
 
-# 128 tokens share the atomics of a block; 32 columns of BF16 are two full memory sectors.
-SUM_TOKENS = 128
-SUM_COLUMNS = 32
-# 8: samples of so few tokens have wide blocks of as many elements, which are not mostly empty.
+# 4 tokens, one a warp, of 256 columns, 16 bytes of BF16 a thread.
+SUM_TOKENS = 4
+SUM_COLUMNS = 256
+# 3: programs of a multiprocessor, each 4 warps with the levels of two sums in 168 registers.
+SUM_PROGRAMS = 3
+SUM_REGISTERS = 168
+# 8: samples of so few tokens have blocks of them all, whose terms need no levels.
 FEW_TOKENS = 8
-FEW_COLUMNS = SUM_TOKENS * SUM_COLUMNS // FEW_TOKENS
+FEW_COLUMNS = 512
 # 32 MiB: exact states of the samples that are summed at a time; less than the gradient of a BF16
 # weight [6144, 3072], which final_adaln_out allocates when they are gone.
 STATE_BYTES = 1 << 25
@@ -91,30 +101,18 @@ def layer_norm_modulate_dx(
 
 
 @triton.jit
-def layer_norm_modulate_sums(
-    dout, x, mean_in, rstd_in, scale_state, shift_state, first, samples, tokens, n,
+def token_terms(
+    dout, x, mean_in, rstd_in, sample, block, tokens, start, n,
     dout_sample, dout_token, dout_column, x_sample, x_token, x_column,
     mean_sample, mean_token, rstd_sample, rstd_token,
-    NEED_SCALE: tl.constexpr, NEED_SHIFT: tl.constexpr,
-    TOKENS: tl.constexpr, COLUMNS: tl.constexpr,
+    NEED_SCALE: tl.constexpr, TOKENS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """One block [TOKENS, COLUMNS] of one of the samples from `first` on, to their states."""
-    program = tl.program_id(0)
-    column_blocks = tl.cdiv(n, COLUMNS)
-    token_blocks = tl.cdiv(tokens, TOKENS)
-    place = (program // column_blocks // token_blocks).to(tl.int64)
-    sample = first + place
-    token = (program // column_blocks % token_blocks).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
-    start = program % column_blocks * COLUMNS
-    column = start + tl.arange(0, COLUMNS)
+    """Terms of dshift and, if needed, of dscale of a block, zero beyond tokens or columns."""
+    token = tl.cast(block, tl.int64) * TOKENS + tl.arange(0, TOKENS)
     mask = token < tokens
-    inside = mask[:, None] & (column < n)[None, :]
-    sums = place * n + column  # [C]
-    width = tl.cast(samples, tl.int64) * n
     dout_rows = sample * dout_sample + token * dout_token
     upstream = load_chunk(dout, dout_rows, mask, start, n, dout_column, COLUMNS)
-    if NEED_SHIFT:
-        add_block(shift_state, sums, width, upstream, inside)
+    product = upstream
     if NEED_SCALE:
         at_mean = mean_in + sample * mean_sample + token * mean_token
         at_rstd = rstd_in + sample * rstd_sample + token * rstd_token
@@ -122,7 +120,77 @@ def layer_norm_modulate_sums(
         rstd = tl.load(at_rstd, mask=mask, other=0.0)
         x_rows = sample * x_sample + token * x_token
         xhat = load_xhat(x, x_rows, mask, start, n, x_column, mean, rstd, COLUMNS)
-        add_block(scale_state, sums, width, upstream * xhat, inside)
+        product = upstream * xhat
+    return upstream, product
+
+
+@triton.jit
+def layer_norm_modulate_sums(
+    dout, x, mean_in, rstd_in, scale_state, shift_state, first, samples, tokens, parts, n,
+    dout_sample, dout_token, dout_column, x_sample, x_token, x_column,
+    mean_sample, mean_token, rstd_sample, rstd_token,
+    NEED_SCALE: tl.constexpr, NEED_SHIFT: tl.constexpr, LEVELS: tl.constexpr,
+    TOKENS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Some columns of one part of the tokens of a sample, from `first` on, to their states.
+
+    A part is a block of tokens, or with LEVELS every so-manieth one.
+    """
+    program = tl.program_id(0)
+    column_blocks = tl.cdiv(n, COLUMNS)
+    part = program // column_blocks % parts
+    place = (program // column_blocks // parts).to(tl.int64)
+    sample = first + place
+    start = program % column_blocks * COLUMNS
+    column = start + tl.arange(0, COLUMNS)
+    sums = place * n + column  # [C]
+    width = tl.cast(samples, tl.int64) * n
+    blocks = tl.cdiv(tokens, TOKENS)
+    missed = 1
+    if LEVELS:
+        scale_1, scale_2, scale_3, notes = no_terms(TOKENS, COLUMNS)
+        shift_1, shift_2, shift_3, _ = no_terms(TOKENS, COLUMNS)
+        # 2 stages: the next block is on its way while one is added.
+        for block in tl.range(part, blocks, parts, num_stages=2):
+            upstream, product = token_terms(
+                dout, x, mean_in, rstd_in, sample, block, tokens, start, n,
+                dout_sample, dout_token, dout_column, x_sample, x_token, x_column,
+                mean_sample, mean_token, rstd_sample, rstd_token, NEED_SCALE, TOKENS, COLUMNS,
+            )  # fmt: skip
+            if NEED_SCALE:
+                scale_1, scale_2, scale_3, notes = add_terms(
+                    scale_1, scale_2, scale_3, notes, product
+                )
+            if NEED_SHIFT:
+                shift_1, shift_2, shift_3, notes = add_terms(
+                    shift_1, shift_2, shift_3, notes, upstream
+                )
+        if NEED_SCALE:
+            add_levels(scale_state, sums, width, scale_1, scale_2, scale_3)
+        if NEED_SHIFT:
+            add_levels(shift_state, sums, width, shift_1, shift_2, shift_3)
+        missed = tl.max(notes)
+    if missed > 0:
+        for block in range(part, blocks, parts):
+            upstream, product = token_terms(
+                dout, x, mean_in, rstd_in, sample, block, tokens, start, n,
+                dout_sample, dout_token, dout_column, x_sample, x_token, x_column,
+                mean_sample, mean_token, rstd_sample, rstd_token, NEED_SCALE, TOKENS, COLUMNS,
+            )  # fmt: skip
+            if NEED_SCALE:
+                add_block(scale_state, sums, width, product, not_added(product, LEVELS))
+            if NEED_SHIFT:
+                add_block(shift_state, sums, width, upstream, not_added(upstream, LEVELS))
+
+
+@triton.jit
+def not_added(terms, LEVELS: tl.constexpr):
+    """Where terms are left to `add_block`: all are without levels."""
+    if LEVELS:
+        left = ~takes(terms)
+    else:
+        left = terms != 0.0
+    return left
 
 
 def forward(
@@ -228,14 +296,18 @@ def add_tokens(
     """Add the tokens of `count` samples to their states [13, count * N], not normalised."""
     _, tokens, n = x.shape
     few = tokens <= FEW_TOKENS
-    block = (FEW_TOKENS, FEW_COLUMNS) if few else (SUM_TOKENS, SUM_COLUMNS)
-    blocks = triton.cdiv(tokens, block[0]) * triton.cdiv(n, block[1])
+    rows, columns = (FEW_TOKENS, FEW_COLUMNS) if few else (SUM_TOKENS, SUM_COLUMNS)
+    blocks, wide = triton.cdiv(tokens, rows), count * triton.cdiv(n, columns)
+    # As many parts as keep a GPU busy, or more where levels have no room for all of their blocks.
+    parts = min(blocks, triton.cdiv(SUM_PROGRAMS * multiprocessors(x.device), max(wide, 1)))
+    parts = max(parts, triton.cdiv(blocks, MAX_TERMS.value))
+    options = {} if few else {"maxnreg": SUM_REGISTERS}
     unused = mean
     launch_triton(
-        layer_norm_modulate_sums, (count * blocks,),
+        layer_norm_modulate_sums, (wide * parts,),
         dout, x, mean, rstd, states.get("scale", unused), states.get("shift", unused),
-        first, count, tokens, n,
+        first, count, tokens, parts, n,
         *dout.stride(), *x.stride(), *mean.stride(), *rstd.stride(),
-        NEED_SCALE="scale" in states, NEED_SHIFT="shift" in states,
-        TOKENS=block[0], COLUMNS=block[1],
+        NEED_SCALE="scale" in states, NEED_SHIFT="shift" in states, LEVELS=not few,
+        TOKENS=rows, COLUMNS=columns, **options,
     )  # fmt: skip
