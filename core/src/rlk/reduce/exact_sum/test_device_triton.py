@@ -120,6 +120,20 @@ def test_levels_full_of_the_largest_terms_do_not_round(exponent: int) -> None:
     assert_same_bits(sums, golden_sum(c))
 
 
+# Of each level the largest terms, and small ones that it, the next or the last takes.
+@pytest.mark.parametrize(
+    ("large", "small"), [(39, 19), (39, 9), (39, -40), (39, -69), (-6, -29), (-6, -69)]
+)
+def test_levels_small_terms_survive_large_ones_that_cancel(large: int, small: int) -> None:
+    generator = torch.Generator().manual_seed(3)
+    big = (2 - 2.0**-23) * torch.full((100, 2, 8), 2.0**large)
+    odd = 1 + torch.randint(0, 1 << 22, (56, 2, 8), generator=generator) * 2.0**-22 + 2.0**-23
+    c = torch.cat([big, odd * 2.0**small, -big])
+    sums, noted = level_sum(c)
+    assert not noted
+    assert_same_bits(sums, golden_sum(c))
+
+
 def test_levels_of_any_magnitudes_keep_small_terms() -> None:
     generator = torch.Generator().manual_seed(7)
     c = torch.randn(64, 4, 8, generator=generator)

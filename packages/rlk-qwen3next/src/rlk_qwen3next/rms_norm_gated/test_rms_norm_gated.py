@@ -68,6 +68,20 @@ def test_dgate_zero_gates_is_half_of_the_ungated_product(backend):
     assert_same_bits(dgate, dy * weight * torch.full_like(dy, 0.5), "dgate")
 
 
+@pytest.mark.parametrize("size", [8, 128, 129, 2048, 4097])
+def test_dweight_rows_of_any_scale_equal_golden(backend, size):
+    # From rows whose terms vanish to such whose terms overflow, and rows of zeros.
+    generator = torch.Generator().manual_seed(size)
+    x, gate, dy = torch.randn(3, 20, size, generator=generator)
+    dy *= torch.tensor([2.0**k for k in range(-144, 128, 15)] + [0.0])[:, None]
+    gate[2], gate[5, ::3] = -88.0, 100.0
+    weight = torch.ones(size)
+    actual = gradients(x, gate, weight, dy, backend=backend)
+    expected = gradients(x, gate, weight, dy, backend="golden")
+    for name, a, b in zip(("y", "dx", "dgate", "dweight"), actual, expected, strict=True):
+        assert_same_bits(a, b, name)
+
+
 @pytest.mark.parametrize("activation", ["silu", "sigmoid"])
 def test_negative_zero_weight_keeps_its_sign_in_y_and_dgate(backend, activation):
     # Gates in (-1, 1), where silu has the sign of its argument and both derivatives are positive.
