@@ -2,10 +2,7 @@
 // The second pass of a column sum: the first levels of all blocks into the integer state, and what
 // becomes of it.
 #pragma once
-#include <cuda_runtime.h>
-
-#include <atomic>
-
+#include "rlk/cuda/early.cuh"
 #include "rlk/reduce/exact_sum/device_round.cuh"
 
 namespace rlk {
@@ -85,19 +82,6 @@ __device__ __noinline__ void finish_sums(Partials partials, ExactState rest, lon
     store_sum(result, column, total.limb, counter);
 }
 
-// What the second pass waits for: all of the first, whose blocks say with `let_second_pass_start`
-// that its own may come up. Code for older devices has neither, and `may_start_early` tells.
-__device__ __forceinline__ void wait_for_first_pass() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
-__device__ __forceinline__ void let_second_pass_start() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
-}
-
 // Without rests, the state holds what was deeper than the partials, or zeros, and the counters.
 static __global__ void __launch_bounds__(COMBINE_THREADS)
     combine_partials(Partials partials, int blocks, SumResult result) {
@@ -152,39 +136,14 @@ static __global__ void __launch_bounds__(COMBINE_THREADS)
     store_sum(result, column, limb, counter);
 }
 
-// Whether blocks of `combine_partials` may come up while the last of the first pass work: they must
-// be of code that waits, which what the driver makes of the PTX of an older generation is not.
-inline bool may_start_early(int device) {
-    constexpr int DEVICES = 16;
-    static std::atomic<int> known[DEVICES];
-    std::atomic<int>* place = device < DEVICES ? &known[device] : nullptr;
-    if (place != nullptr && *place != 0) return *place > 0;
-    int driver = 0;
-    cudaFuncAttributes attributes{};
-    // 12030: the first CUDA whose graphs take such launches too.
-    const bool may = cudaDriverGetVersion(&driver) == cudaSuccess && driver >= 12030 &&
-                     cudaFuncGetAttributes(&attributes, combine_partials) == cudaSuccess &&
-                     attributes.ptxVersion >= 90;
-    if (place != nullptr) *place = may ? 1 : -1;
-    return may;
-}
-
 // Combine into a result; without rests its state is one that the first pass has zeroed and may have
 // added to, in whatever form it ends.
 inline cudaError_t launch_combine(Partials partials, int blocks, SumResult result, int device,
                                   cudaStream_t stream) {
     const int grid = (int)((result.state.columns + COMBINE_COLUMNS - 1) / COMBINE_COLUMNS);
-    cudaLaunchConfig_t config{};
-    config.gridDim = dim3(grid);
-    config.blockDim = dim3(COMBINE_THREADS);
-    config.stream = stream;
-    cudaLaunchAttribute early{};
-    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    early.val.programmaticStreamSerializationAllowed = 1;
-    config.attrs = &early;
     // Without rests it reads, before it waits, what the first pass adds to.
-    config.numAttrs = partials.rest != nullptr && may_start_early(device);
-    return cudaLaunchKernelEx(&config, combine_partials, partials, blocks, result);
+    return launch_kernel<combine_partials>(partials.rest != nullptr, dim3(grid), COMBINE_THREADS,
+                                           0, device, stream, partials, blocks, result);
 }
 
 }  // namespace rlk

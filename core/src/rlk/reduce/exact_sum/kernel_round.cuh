@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The last pass of a column sum: integer states to their dtype.
 #pragma once
+#include "rlk/cuda/early.cuh"
 #include "rlk/reduce/exact_sum/device_round.cuh"
 
 namespace rlk {
@@ -17,8 +18,8 @@ static __global__ void __launch_bounds__(ROUND_THREADS)
 
 inline cudaError_t launch_round(ExactState state, int dtype, void* out, cudaStream_t stream) {
     const unsigned grid = (unsigned)((state.columns + ROUND_THREADS - 1) / ROUND_THREADS);
-    round_state<<<grid, ROUND_THREADS, 0, stream>>>(state, dtype, out);
-    return cudaGetLastError();
+    return launch_kernel<round_state>(false, dim3(grid), ROUND_THREADS, 0, 0, stream, state, dtype,
+                                      out);
 }
 
 }  // namespace rlk
