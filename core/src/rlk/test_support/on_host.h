@@ -26,6 +26,7 @@
 using std::fabs;
 using std::isfinite;
 using std::isinf;
+using std::max;
 using std::min;
 
 struct dim3 {
@@ -55,6 +56,8 @@ struct Block {
     std::vector<long long> exchanged[2];
 };
 inline Block* block = nullptr;
+// What a launch gives to a block; whoever runs a grid sets it.
+inline void* launched_memory = nullptr;
 
 inline void enter() {
     block->body();
@@ -124,13 +127,22 @@ inline int __syncthreads_or(int any) {
     on_host::barrier();
     return on_host::block->any;
 }
-// Whole blocks call, in the tests that use this.
-template <typename T> T __shfl_xor_sync(unsigned, T value, int distance) {
+// Whole blocks call, in the tests that use these.
+template <typename T> T exchange(T value, unsigned from) {
+    static_assert(sizeof(T) <= sizeof(long long), "fits");
     auto& places = on_host::block->exchanged[on_host::block->passed % 2];
-    places[threadIdx.x] = (long long)value;
+    memcpy(&places[threadIdx.x], &value, sizeof(T));
     on_host::barrier();
-    return (T)places[threadIdx.x ^ distance];
+    memcpy(&value, &places[from], sizeof(T));
+    return value;
 }
+template <typename T> T __shfl_xor_sync(unsigned, T value, int distance) {
+    return exchange(value, threadIdx.x ^ distance);
+}
+template <typename T> T __shfl_sync(unsigned, T value, int lane) {
+    return exchange(value, threadIdx.x / 32 * 32 + lane);
+}
+inline void __syncwarp() { on_host::barrier(); }
 inline int __any_sync(unsigned, int any) {
     auto& places = on_host::block->exchanged[on_host::block->passed % 2];
     places[threadIdx.x] = any != 0;
@@ -166,6 +178,12 @@ inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
 inline double __dadd_rn(double a, double b) { return a + b; }
 inline double __dsub_rn(double a, double b) { return a - b; }
 inline double __dmul_rn(double a, double b) { return a * b; }
+inline float __double2float_rn(double value) { return (float)value; }
+inline float __double2float_rz(double value) {
+    const float near = (float)value;
+    return fabs((double)near) > fabs(value) ? std::nextafter(near, 0.0f) : near;
+}
+inline int __clz(int bits) { return bits == 0 ? 32 : __builtin_clz((unsigned)bits); }
 
 // Two 16-bit integers of a word each: max(a + b, c), max(a, b), and the sum with two bytes of b.
 inline uint32_t of_halves(uint32_t low, uint32_t high) { return (low & 0xffffu) | high << 16; }
@@ -180,7 +198,7 @@ inline uint32_t __dp2a_lo(uint32_t a, uint32_t b, uint32_t c) {
     return c + (a & 0xffffu) * (b & 0xffu) + (a >> 16) * (b >> 8 & 0xffu);
 }
 
-// Narrow floats, as bits alone.
+// Narrow floats, as bits. BF16 is rounded here, to nearest even; FP16 is not used.
 struct __nv_bfloat16 {
     uint16_t bits;
 };
@@ -189,10 +207,14 @@ struct __half {
 };
 inline float __bfloat162float(__nv_bfloat16 v) { return __uint_as_float((uint32_t)v.bits << 16); }
 float __half2float(__half);
-__nv_bfloat16 __float2bfloat16_rn(float);
-__half __float2half_rn(float);
 inline __nv_bfloat16 __ushort_as_bfloat16(unsigned short bits) { return {bits}; }
 inline __half __ushort_as_half(unsigned short bits) { return {bits}; }
+inline __nv_bfloat16 __float2bfloat16_rn(float value) {
+    const uint32_t bits = __float_as_uint(value);
+    if (value != value) return {0x7fffu};
+    return {(uint16_t)((bits + 0x7fffu + (bits >> 16 & 1)) >> 16)};
+}
+__half __float2half_rn(float);
 float __double2float_rn(double);
 float __double2float_rz(double);
 struct uint4 {
@@ -204,11 +226,19 @@ struct float2 {
 struct float4 {
     float x, y, z, w;
 };
+inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 inline uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w) { return {x, y, z, w}; }
 inline uint32_t __umulhi(uint32_t a, uint32_t b) { return (uint64_t)a * b >> 32; }
 template <typename T> T __ldg(const T* at) { return *at; }
 template <typename T> T __ldcs(const T* at) { return *at; }
 template <typename T> void __stcs(T* at, T value) { *at = value; }
+
+// Copies are done at once: a wait that is missing goes unseen.
+inline void __pipeline_memcpy_async(void* to, const void* from, size_t bytes) {
+    memcpy(to, from, bytes);
+}
+inline void __pipeline_commit() {}
+inline void __pipeline_wait_prior(int) {}
 
 // Launches run the kernel.
 using cudaStream_t = void*;
@@ -246,6 +276,7 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
 
 namespace rlk {
 enum Dtype : int { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
+template <typename T> T* launched_memory() { return static_cast<T*>(on_host::launched_memory); }
 
 struct DeviceGuard {
     explicit DeviceGuard(int) {}

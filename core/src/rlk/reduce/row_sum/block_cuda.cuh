@@ -29,11 +29,17 @@ template <int CHUNKS, int ROWS> struct ChunkSums {
     }
     // The sum of row `threadIdx.x % ROWS` over all chunks. One barrier a turn.
     __device__ __forceinline__ float total(int turn, float (&lane_sums)[ROWS]) {
-        const float chunk = chunk_trees<32>(lane_sums);
-        const int row = threadIdx.x % ROWS;
-        if (threadIdx.x % 32 < ROWS) sums[turn % 2][row][threadIdx.x / 32] = chunk;
+        give(turn, lane_sums);
         __syncthreads();
-        return add_chunks<CHUNKS>(sums[turn % 2][row]);
+        return given(turn);
+    }
+    // The same in two steps, for work between them: a barrier of the block comes after the first.
+    __device__ __forceinline__ void give(int turn, float (&lane_sums)[ROWS]) {
+        const float chunk = chunk_trees<32>(lane_sums);
+        if (threadIdx.x % 32 < ROWS) sums[turn % 2][threadIdx.x % ROWS][threadIdx.x / 32] = chunk;
+    }
+    __device__ __forceinline__ float given(int turn) const {
+        return add_chunks<CHUNKS>(sums[turn % 2][threadIdx.x % ROWS]);
     }
 };
 
