@@ -53,6 +53,28 @@ struct ExactState {
         split_exact(value, [&](int limb, long long piece) { add(limb, column, piece); });
     }
 
+    // The same at the end of a block, in as few steps as it takes.
+    __device__ __forceinline__ void add_pieces(long long column, double value) const {
+        const unsigned long long bits = (unsigned long long)__double_as_longlong(value);
+        const int exponent = (int)(bits >> 52) & 2047;
+        if (exponent == 0) return;
+        const unsigned long long mantissa = (bits & ((1ull << 52) - 1)) | (1ull << 52);
+        // A limb below the lowest, of zeros, takes no part: place >= -52.
+        const int place = exponent - 926, limb = place >> 5, shift = place & 31;
+        const unsigned long long low = mantissa << shift, high = mantissa >> 1 >> (63 - shift);
+        const long long piece[3] = {(long long)(low & 0xffffffffull), (long long)(low >> 32),
+                                    (long long)high};
+        unsigned long long* at =
+            reinterpret_cast<unsigned long long*>(data + (long long)limb * columns + column);
+#pragma unroll
+        for (int i = 0; i < 3; ++i) {
+            if (piece[i] != 0) {
+                atomicAdd(at + i * columns,
+                          (unsigned long long)((long long)bits < 0 ? -piece[i] : piece[i]));
+            }
+        }
+    }
+
     __device__ __noinline__ void count_special(long long column, float value) const {
         const bool nan = value != value;
         add(nan ? LIMBS : (value > 0.0f ? LIMBS + 1 : LIMBS + 2), column, 1);
@@ -152,8 +174,11 @@ template <int COLUMNS, typename Rest = ExactState> struct ColumnSums {
                 staged[i * (threads + 1) + threadIdx.x] = d == 0 ? level[i] : at(d, i);
             }
             __syncthreads();
-            for (int i = threadIdx.x; i < count && i < COLUMNS * threads; i += threads) {
-                state.add_exact(first + i, staged[i % COLUMNS * (threads + 1) + i / COLUMNS]);
+            // Blocks end together: each begins elsewhere, so that they do not meet at one address.
+            for (int k = 0; k < COLUMNS; ++k) {
+                const int i = (k + blockIdx.x) % COLUMNS * threads + threadIdx.x;
+                if (i >= count) continue;
+                state.add_pieces(first + i, staged[i % COLUMNS * (threads + 1) + i / COLUMNS]);
             }
             __syncthreads();
         }

@@ -1,153 +1,168 @@
 // SPDX-License-Identifier: Apache-2.0
 // Backward: one read of every token, dx, and the exact dscale and dshift.
 #pragma once
+#include "rlk/cuda/early.cuh"
+#include "rlk/reduce/exact_sum/kernel_round.cuh"
 #include "rlk_qwenimage/layer_norm_modulate/kernel_forward.cuh"
 #include "rlk_qwenimage/layer_norm_modulate/token_source.cuh"
 #include "rlk_qwenimage/layer_norm_modulate/token_sums.cuh"
 
 namespace rlk {
 
-// Which tokens a block takes: samples `first` on, `count` of them, each in `parts` of `per` tokens.
-struct Division {
-    long long first, count, parts, per;
+// 1 + scale of a thread's columns, in shared memory: registers have no room for them.
+struct Factors {
+    float4* at;  // [2][threads], this thread's
+    int threads;
+
+    template <typename T> __device__ __forceinline__ void keep(const Packed<T>& scale) const {
+        float factors[ELEMENTS];
+        factor<T>(scale, factors);
+        at[0] = make_float4(factors[0], factors[1], factors[2], factors[3]);
+        at[threads] = make_float4(factors[4], factors[5], factors[6], factors[7]);
+    }
+    __device__ __forceinline__ void load(float (&factors)[ELEMENTS]) const {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            const float4 four = at[i * threads];
+            factors[4 * i] = four.x;
+            factors[4 * i + 1] = four.y;
+            factors[4 * i + 2] = four.z;
+            factors[4 * i + 3] = four.w;
+        }
+    }
 };
 
-// g = dout * (1 + scale) and xhat of a lane's columns of one token. Computed anew where it is needed:
-// the token as loaded takes fewer registers.
-template <typename T>
-__device__ __forceinline__ void row_terms(const BackwardToken<T>& token, int count,
-                                          const float (&factors)[ELEMENTS], float (&g)[ELEMENTS],
-                                          float (&xhat)[ELEMENTS]) {
-    float dout[ELEMENTS], x[ELEMENTS];
-    unpack(token.dout, dout);
-    unpack(token.x, x);
-    normalise(x, token.mean, token.rstd, count, xhat);
-#pragma unroll
-    for (int i = 0; i < ELEMENTS; ++i) g[i] = multiply(dout[i], factors[i]);
-}
+// A turn's tokens as they are worked on.
+template <typename T> struct Turn {
+    float dout[TURN][ELEMENTS], xhat[TURN][ELEMENTS], g[TURN][ELEMENTS], rstd[TURN];
 
-// dout of a turn's tokens.
-template <typename T>
-__device__ __forceinline__ void add_to_shift(const BackwardToken<T> (&turn)[TURN],
-                                             const TokenRest& rest, long long column,
-                                             TokenSums& sums) {
-    static_assert(TURN == 2, "a turn's terms are one pair");
-    float terms[TURN][ELEMENTS], pair[1][ELEMENTS];
-    bool exact = sizeof(T) == 2;
+    template <bool VECTOR>
+    __device__ __forceinline__ void open(const BackwardToken<T> (&tokens)[TURN], int count,
+                                         const Factors& by) {
+        float factors[ELEMENTS];
+        by.load(factors);
 #pragma unroll
-    for (int u = 0; u < TURN; ++u) unpack(turn[u].dout, terms[u]);
-    // FP32 mostly holds the sum of two narrow terms: as for levels, two subtractions prove it.
+        for (int u = 0; u < TURN; ++u) {
+            float x[ELEMENTS];
+            unpack(tokens[u].dout, dout[u]);
+            unpack(tokens[u].x, x);
+            rstd[u] = tokens[u].rstd;
+            normalise(VECTOR, x, tokens[u].mean, rstd[u], count, xhat[u]);
 #pragma unroll
-    for (int i = 0; i < ELEMENTS; ++i) {
-        const float a = terms[0][i], b = terms[1][i], sum = add(a, b);
-        pair[0][i] = sum;
-        exact &= (subtract(sum, a) == b) & (subtract(sum, b) == a);
-    }
-    if (exact) {
-        sums.add(pair, rest, column);
-    } else {
-        sums.add(terms, rest, column);
-    }
-}
-
-// dout * xhat of a turn's tokens.
-template <typename T>
-__device__ __forceinline__ void add_to_scale(const BackwardToken<T> (&turn)[TURN], int count,
-                                             const TokenRest& rest, long long column,
-                                             TokenSums& sums) {
-    float terms[TURN][ELEMENTS];
-#pragma unroll
-    for (int u = 0; u < TURN; ++u) {
-        float x[ELEMENTS], xhat[ELEMENTS];
-        unpack(turn[u].dout, terms[u]);
-        unpack(turn[u].x, x);
-        normalise(x, turn[u].mean, turn[u].rstd, count, xhat);
-#pragma unroll
-        for (int i = 0; i < ELEMENTS; ++i) terms[u][i] = multiply(terms[u][i], xhat[i]);
-    }
-    sums.add(terms, rest, column);
-}
-
-// dx of a turn's tokens. Whole blocks call.
-template <bool VECTOR, typename T, int CHUNKS>
-__device__ __forceinline__ void store_dx(const Arguments<T>& a, const BackwardToken<T> (&turn)[TURN],
-                                         const float (&factors)[ELEMENTS],
-                                         ChunkSums<CHUNKS, 2 * TURN>& chunks, int barrier, T* at,
-                                         long long left, int count) {
-    float sums[2 * TURN];  // of g, then of g * xhat, for each token
-#pragma unroll
-    for (int u = 0; u < TURN; ++u) {
-        float g[ELEMENTS], xhat[ELEMENTS];
-        row_terms(turn[u], count, factors, g, xhat);
-        sums[2 * u] = lane_sum(g);
-        sums[2 * u + 1] = lane_dot(g, xhat);
-    }
-    // A lane has the sum `threadIdx.x % (2 * TURN)` of them.
-    const float own = divide(chunks.total(barrier, sums), a.length);
-#pragma unroll
-    for (int u = 0; u < TURN; ++u) {
-        const float m1 = __shfl_sync(0xffffffffu, own, 2 * u);
-        const float m2 = __shfl_sync(0xffffffffu, own, 2 * u + 1);
-        float g[ELEMENTS], xhat[ELEMENTS], dx[ELEMENTS];
-        row_terms(turn[u], count, factors, g, xhat);
-#pragma unroll
-        for (int i = 0; i < ELEMENTS; ++i) {
-            dx[i] = input_gradient(g[i], xhat[i], turn[u].rstd, m1, m2);
+            for (int i = 0; i < ELEMENTS; ++i) g[u][i] = multiply(dout[u][i], factors[i]);
         }
-        store<VECTOR>(at + u * a.columns, u < left ? count : 0, dx);
     }
-}
+    // dout * xhat
+    __device__ __forceinline__ void scale_terms(float (&terms)[TURN][ELEMENTS]) const {
+#pragma unroll
+        for (int u = 0; u < TURN; ++u) {
+#pragma unroll
+            for (int i = 0; i < ELEMENTS; ++i) terms[u][i] = multiply(dout[u][i], xhat[u][i]);
+        }
+    }
+    // The sum of g, then that of g * xhat, for each token.
+    __device__ __forceinline__ void row_sums(float (&sums)[2 * TURN]) const {
+#pragma unroll
+        for (int u = 0; u < TURN; ++u) {
+            sums[2 * u] = lane_sum(g[u]);
+            sums[2 * u + 1] = lane_dot(g[u], xhat[u]);
+        }
+    }
+    // dx, of the quotients of these sums of which a lane has the one `threadIdx.x % (2 * TURN)`.
+    template <bool VECTOR>
+    __device__ __forceinline__ void store_dx(float own, T* at, int columns, long long left,
+                                             int count) const {
+#pragma unroll
+        for (int u = 0; u < TURN; ++u) {
+            const float m1 = __shfl_sync(0xffffffffu, own, 2 * u);
+            const float m2 = __shfl_sync(0xffffffffu, own, 2 * u + 1);
+            float dx[ELEMENTS];
+#pragma unroll
+            for (int i = 0; i < ELEMENTS; ++i) {
+                dx[i] = input_gradient(g[u][i], xhat[u][i], rstd[u], m1, m2);
+            }
+            store<VECTOR>(at + u * columns, u < left ? count : 0, dx);
+        }
+    }
+};
 
 // Rows of at most 3072 columns with their sums, of at most 8192 without; or, where dx is not wanted,
 // a slice of columns of any row, of which blockIdx.y is the number. A thread has 8 columns.
 template <typename T, bool VECTOR, int THREADS, bool SUMS>
 __global__ void __launch_bounds__(THREADS, 1)
-    backward_wide(Arguments<T> a, Division d, SumTarget<T> to_scale, SumTarget<T> to_shift) {
-    extern __shared__ __align__(16) double shared[];
+    backward_wide(const __grid_constant__ Arguments<T> a, const __grid_constant__ Division d,
+                  const __grid_constant__ SumTarget<T> to_scale,
+                  const __grid_constant__ SumTarget<T> to_shift) {
+    double* shared = launched_memory<double>();
     __shared__ ChunkSums<THREADS / 32, 2 * TURN> chunks;
     const int slice = blockIdx.y * blockDim.x * ELEMENTS;
     const int column = slice + threadIdx.x * ELEMENTS;
     const int count = elements_inside(column, a.columns);
-    double* deeper = shared;
     double* ring = shared + (SUMS ? 2 * TokenSums::doubles(blockDim.x) : 0);
+    Units units(d);
+    TokenSource<T, VECTOR, THREADS> source(TokenCursor<T>(a, units, column), ring);
+    TokenSums scale_sums, shift_sums;
+    if (SUMS) {
+        scale_sums.clear(shared, blockDim.x);
+        shift_sums.clear(shared + TokenSums::doubles(blockDim.x), blockDim.x);
+    }
+    __shared__ float4 kept_factors[ELEMENTS / 4 * THREADS];
+    const Factors factors{kept_factors + threadIdx.x, THREADS};
+    // States are zeros from here on.
+    if (SUMS) wait_for_first_pass();
+    Packed<T> scale;
+    if (units.inside()) scale = a.scale.template load<T>(units.sample(), column, a.columns);
     chunks.clear();
     int barrier = 0;
-    for (long long unit = blockIdx.x; unit < d.count * d.parts; unit += gridDim.x) {
-        const long long place = unit / d.parts, sample = d.first + place;
-        const long long token = (unit - place * d.parts) * d.per;
-        const long long tokens = a.tokens - token < d.per ? a.tokens - token : d.per;
-        float factors[ELEMENTS];
-        factor<T>(a.scale, sample, column, a.columns, factors);
-        TokenSums scale_sums, shift_sums;
+    while (units.inside()) {
+        const long long place = units.place, sample = units.sample(), token = units.token();
+        const long long tokens = units.count(a.tokens);
+        factors.keep(scale);
+        // Of the next unit, so that its loads are done when it begins.
+        Units next = units;
+        next.advance();
+        if (next.inside()) scale = a.scale.template load<T>(next.sample(), column, a.columns);
         uint32_t scale_marks = 0, shift_marks = 0;
         const long long sum_column = place * a.columns + column;
         const TokenRest scale_rest{to_scale.state, sum_column, &scale_marks};
         const TokenRest shift_rest{to_shift.state, sum_column, &shift_marks};
-        if (SUMS) {
-            scale_sums.clear(deeper, blockDim.x);
-            shift_sums.clear(deeper + TokenSums::doubles(blockDim.x), blockDim.x);
-        }
-        TokenSource<T, VECTOR, THREADS> source(
-            TokenCursor<T>(a, sample, token, tokens, column), ring);
         T* dx_at = a.dx + (sample * a.tokens + token) * a.columns + column;
         for (long long left = tokens; left > 0; left -= TURN) {
-            BackwardToken<T> turn[TURN];
-            source.next(turn);
+            BackwardToken<T> loaded[TURN];
+            source.next(loaded);
+            Turn<T> turn;
+            turn.template open<VECTOR>(loaded, count, factors);
+            if (a.dx != nullptr) {
+                float sums[2 * TURN];
+                turn.row_sums(sums);
+                chunks.give(barrier, sums);
+            }
+            // While sums of other warps are on their way.
             if (SUMS && count > 0) {
+                const int rows = left < TURN ? (int)left : TURN;
                 if (to_shift.out != nullptr) {
-                    add_to_shift(turn, shift_rest, sum_column, shift_sums);
+                    shift_sums.add_turn(turn.dout, rows, shift_rest, sum_column);
                 }
                 if (to_scale.out != nullptr) {
-                    add_to_scale(turn, count, scale_rest, sum_column, scale_sums);
+                    float terms[TURN][ELEMENTS];
+                    turn.scale_terms(terms);
+                    scale_sums.add_turn(terms, rows, scale_rest, sum_column);
                 }
             }
             if (a.dx != nullptr) {
-                store_dx<VECTOR>(a, turn, factors, chunks, barrier++, dx_at, left, count);
+                __syncthreads();
+                const float own = divide(chunks.given(barrier++), a.length);
+                turn.template store_dx<VECTOR>(own, dx_at, a.columns, left, count);
                 dx_at += TURN * a.columns;
             }
         }
-        if (!SUMS) continue;
+        if (!SUMS) {
+            units.advance();
+            continue;
+        }
         const long long first = place * a.columns + slice;
+        // Blocks that share samples have one unit: the ring is empty.
+        let_second_pass_start();
         if (to_scale.state.data != nullptr) {
             scale_sums.flush_block(to_scale.state, first, a.columns - slice, ring);
         } else if (to_scale.out != nullptr) {
@@ -158,13 +173,43 @@ __global__ void __launch_bounds__(THREADS, 1)
         } else if (to_shift.out != nullptr) {
             finish<VECTOR>(a, shift_sums, shift_marks, sample, column, count, false, to_shift.out);
         }
+        scale_sums.restart();
+        shift_sums.restart();
+        units.advance();
     }
+}
+
+// 64: columns of a block of `zero_states` and `round_states`, whose time is that of a few loads.
+constexpr int STATE_THREADS = 64;
+
+// States of both sums before blocks add to them; blockIdx.y numbers the sum.
+template <typename T>
+__global__ void __launch_bounds__(STATE_THREADS)
+    zero_states(SumTarget<T> to_scale, SumTarget<T> to_shift) {
+    let_second_pass_start();
+    const ExactState state = (blockIdx.y == 0 ? to_scale : to_shift).state;
+    const long long column = (long long)blockIdx.x * STATE_THREADS + threadIdx.x;
+    if (state.data == nullptr || column >= state.columns) return;
+#pragma unroll
+    for (int i = 0; i < STATE_ROWS; ++i) state.data[i * state.columns + column] = 0;
+}
+
+// And after: dscale and dshift of samples that begin at element `first`.
+template <typename T>
+__global__ void __launch_bounds__(STATE_THREADS)
+    round_states(SumTarget<T> to_scale, SumTarget<T> to_shift, long long first) {
+    wait_for_first_pass();
+    const SumTarget<T> target = blockIdx.y == 0 ? to_scale : to_shift;
+    const long long column = (long long)blockIdx.x * STATE_THREADS + threadIdx.x;
+    if (target.state.data == nullptr || column >= target.state.columns) return;
+    const uint32_t bits = round_of_state(target.state, column, format_of(dtype_of<T>()));
+    target.out[first + column] = from_bits<T>(bits);
 }
 
 // Longer rows: dx only; their sums come from slices in `backward_wide`.
 template <typename T>
 __global__ void __launch_bounds__(WIDE_WARPS * 32) backward_long(Arguments<T> a) {
-    extern __shared__ float long_sums[];  // [chunks]
+    float* long_sums = launched_memory<float>();  // [chunks]
     const long long rows = a.samples * a.tokens;
     for (long long row = blockIdx.x; row < rows; row += gridDim.x) {
         const Place place(row, a.tokens);
@@ -176,8 +221,8 @@ __global__ void __launch_bounds__(WIDE_WARPS * 32) backward_long(Arguments<T> a)
             float x[ELEMENTS], dout[ELEMENTS], factors[ELEMENTS];
             unpack(load_long(upstream, place.token, column, count), dout);
             unpack(load_long(tokens, place.token, column, count), x);
-            factor<T>(a.scale, place.sample, column, a.columns, factors);
-            normalise(x, mean, rstd, count, xhat);
+            factor<T>(a.scale.template load<T>(place.sample, column, a.columns), factors);
+            normalise(false, x, mean, rstd, count, xhat);
 #pragma unroll
             for (int i = 0; i < ELEMENTS; ++i) g[i] = multiply(dout[i], factors[i]);
         };

@@ -1,97 +1,83 @@
 // SPDX-License-Identifier: Apache-2.0
 // Forward: one read of the tokens, one write.
 #pragma once
-#include "rlk_qwenimage/layer_norm_modulate/device_cuda.cuh"
+#include "rlk_qwenimage/layer_norm_modulate/row_source.cuh"
 
 namespace rlk {
 
-// A lane's factors and shifts, of the sample that it saw last.
+// A lane's factors and shifts of one sample.
 template <typename T> struct ModulationOfSample {
     float factors[ELEMENTS], shifts[ELEMENTS];
-    long long sample = -1;
 
-    // Of the sample of row `row` over all samples; a block has one sample at a time.
-    __device__ __forceinline__ void follow(const Arguments<T>& a, long long now, int column) {
-        if (now == sample) return;
-        sample = now;
-        factor<T>(a.scale, sample, column, a.columns, factors);
-        a.shift.template load<T>(sample, column, a.columns, shifts);
+    __device__ __forceinline__ void load(const Arguments<T>& a, long long sample, int column) {
+        const Packed<T> scale = a.scale.template load<T>(sample, column, a.columns);
+        const Packed<T> shift = a.shift.template load<T>(sample, column, a.columns);
+        factor<T>(scale, factors);
+        unpack(shift, shifts);
     }
 };
 
+// xhat * (1 + scale) + shift of x - mean.
 template <bool VECTOR, typename T>
-__device__ __forceinline__ void store_out(const Arguments<T>& a, long long row, int column,
-                                          int count, const Packed<T>& packed, float mean,
+__device__ __forceinline__ void store_out(T* at, int count, const float (&centred)[ELEMENTS],
                                           float rstd, const ModulationOfSample<T>& by) {
-    float x[ELEMENTS], xhat[ELEMENTS], out[ELEMENTS];
-    unpack(packed, x);
-    normalise(x, mean, rstd, count, xhat);
+    float out[ELEMENTS];
 #pragma unroll
-    for (int i = 0; i < ELEMENTS; ++i) out[i] = modulate(xhat[i], by.factors[i], by.shifts[i]);
-    store<VECTOR>(a.out + row * a.columns + column, count, out);
+    for (int i = 0; i < ELEMENTS; ++i) {
+        out[i] = modulate(multiply(centred[i], rstd), by.factors[i], by.shifts[i]);
+    }
+    store<VECTOR>(at, count, out);
 }
 
-// The next token; `sample` and `token` number its place.
-struct Place {
-    long long sample, token;
-
-    __device__ __forceinline__ Place(long long row, long long tokens)
-        : sample(row / tokens), token(row - row / tokens * tokens) {}
-    __device__ __forceinline__ void advance(long long tokens) {
-        if (++token < tokens) return;
-        token = 0;
-        ++sample;
-    }
-};
-
-// Rows of at most 8192 columns: a block takes `per` of them one after another, TURN at a time; a
-// warp holds one chunk of each.
+// Rows of at most 8192 columns: a block takes `per` of them one after another, some at a time; a warp
+// holds one chunk of each.
 template <typename T, bool VECTOR, int THREADS>
-__global__ void __launch_bounds__(THREADS, THREADS <= 384 ? 3 : 1)
-    forward_wide(Arguments<T> a, long long per) {
-    __shared__ ChunkSums<THREADS / 32, TURN> chunks;
+__global__ void __launch_bounds__(THREADS, THREADS <= 384 ? 768 / THREADS : 1)
+    forward_wide(const __grid_constant__ Arguments<T> a, long long per) {
+    constexpr int TOGETHER = FORWARD_TURN<THREADS>;
+    __shared__ ChunkSums<THREADS / 32, TOGETHER> chunks;
     const int column = threadIdx.x * ELEMENTS;
     const int count = elements_inside(column, a.columns);
     const long long first = blockIdx.x * per, rows = a.samples * a.tokens;
-    const long long end = first + per < rows ? first + per : rows;
+    long long left = rows - first < per ? rows - first : per;
+    const Place place(first, a.tokens);
+    RowSource<T, VECTOR, THREADS> source(RowCursor<T>(a, place, left, column),
+                                         launched_memory<uint4>());
+    long long sample = place.sample, within = a.tokens - place.token;  // of the row to store next
     ModulationOfSample<T> by;
-    Place place(first, a.tokens);
+    by.load(a, sample, column);
+    T* out = a.out + first * a.columns + column;
+    const int own = threadIdx.x % TOGETHER;
+    float* statistic = (threadIdx.x < TOGETHER ? a.mean_out : a.rstd_out) + first + own;
     chunks.clear();
-    int barrier = 0;
-    for (long long row = first; row < end; row += TURN) {
-        Packed<T> packed[TURN];
-        long long sample[TURN];
-        float x[TURN][ELEMENTS], sums[TURN], mean[TURN], rstd[TURN];
+    for (int barrier = 0; left > 0; left -= TOGETHER) {
+        float x[TOGETHER][ELEMENTS], sums[TOGETHER];
+        source.next(x);
 #pragma unroll
-        for (int u = 0; u < TURN; ++u) {
-            const bool there = row + u < end;
-            sample[u] = place.sample;
-            packed[u] = Cursor<T>(a.x.of(there ? place.sample : 0), there ? place.token : 0, column, 0)
-                            .template load<VECTOR>(there ? count : 0);
-            place.advance(a.tokens);
-            unpack(packed[u], x[u]);
-            sums[u] = lane_sum(x[u]);
-        }
-        // A lane has the sum of row `threadIdx.x % TURN`.
+        for (int u = 0; u < TOGETHER; ++u) sums[u] = lane_sum(x[u]);
+        // A lane has the sum of row `threadIdx.x % TOGETHER`.
         const float own_mean = divide(chunks.total(barrier++, sums), a.length);
 #pragma unroll
-        for (int u = 0; u < TURN; ++u) {
-            mean[u] = __shfl_sync(0xffffffffu, own_mean, u);
-            float centred[ELEMENTS];
-            centre(x[u], mean[u], count, centred);
-            sums[u] = lane_dot(centred, centred);
+        for (int u = 0; u < TOGETHER; ++u) {
+            centre(VECTOR, x[u], __shfl_sync(0xffffffffu, own_mean, u), count, x[u]);
+            sums[u] = lane_dot(x[u], x[u]);
         }
         const float own_rstd = inverse_deviation(chunks.total(barrier++, sums), a.length, a.eps);
+        if (threadIdx.x < 2 * TOGETHER && own < left) {
+            *statistic = threadIdx.x < TOGETHER ? own_mean : own_rstd;
+        }
+        statistic += TOGETHER;
 #pragma unroll
-        for (int u = 0; u < TURN; ++u) {
-            rstd[u] = __shfl_sync(0xffffffffu, own_rstd, u);
-            if (row + u >= end) break;
-            if (threadIdx.x == u) {
-                a.mean_out[row + u] = own_mean;
-                a.rstd_out[row + u] = own_rstd;
+        for (int u = 0; u < TOGETHER; ++u) {
+            const float rstd = __shfl_sync(0xffffffffu, own_rstd, u);
+            if (u >= left) break;
+            if (within == 0) {
+                by.load(a, ++sample, column);
+                within = a.tokens;
             }
-            by.follow(a, sample[u], column);
-            store_out<VECTOR>(a, row + u, column, count, packed[u], mean[u], rstd[u], by);
+            --within;
+            store_out<VECTOR>(out, count, x[u], rstd, by);
+            out += a.columns;
         }
     }
 }
@@ -122,7 +108,7 @@ __device__ __forceinline__ Packed<T> load_long(const Rows<T>& rows, long long to
 // Longer rows: the row is read three times, from cache.
 template <typename T>
 __global__ void __launch_bounds__(WIDE_WARPS * 32) forward_long(Arguments<T> a) {
-    extern __shared__ float long_sums[];  // [chunks]
+    float* long_sums = launched_memory<float>();  // [chunks]
     const long long rows = a.samples * a.tokens;
     for (long long row = blockIdx.x; row < rows; row += gridDim.x) {
         const Place place(row, a.tokens);
@@ -135,7 +121,7 @@ __global__ void __launch_bounds__(WIDE_WARPS * 32) forward_long(Arguments<T> a) 
         const float squares = sum_long(long_sums, a.columns, [&](int column, int count) {
             float x[ELEMENTS], centred[ELEMENTS];
             unpack(load_long(tokens, place.token, column, count), x);
-            centre(x, mean, count, centred);
+            centre(false, x, mean, count, centred);
             return lane_dot(centred, centred);
         });
         const float rstd = inverse_deviation(squares, a.length, a.eps);
@@ -143,9 +129,11 @@ __global__ void __launch_bounds__(WIDE_WARPS * 32) forward_long(Arguments<T> a) 
              column += blockDim.x * ELEMENTS) {
             const int count = elements_inside(column, a.columns);
             ModulationOfSample<T> by;
-            by.follow(a, place.sample, column);
-            store_out<false>(a, row, column, count, load_long(tokens, place.token, column, count),
-                             mean, rstd, by);
+            by.load(a, place.sample, column);
+            float x[ELEMENTS];
+            unpack(load_long(tokens, place.token, column, count), x);
+            centre(false, x, mean, count, x);
+            store_out<false>(a.out + row * a.columns + column, count, x, rstd, by);
         }
         if (threadIdx.x == 0) {
             a.mean_out[row] = mean;

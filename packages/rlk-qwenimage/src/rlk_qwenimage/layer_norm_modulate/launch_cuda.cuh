@@ -2,7 +2,6 @@
 // Which kernel serves a call. Everything here may change speed; nothing here can change bits.
 #pragma once
 #include "rlk/cuda/grid.cuh"
-#include "rlk/reduce/exact_sum/kernel_round.cuh"
 #include "rlk_qwenimage/layer_norm_modulate/kernel_backward.cuh"
 
 namespace rlk {
@@ -34,10 +33,12 @@ template <typename T, bool VECTOR, int THREADS>
 cudaError_t forward_wide_launch(const Arguments<T>& a, int device, cudaStream_t stream) {
     constexpr auto kernel = forward_wide<T, VECTOR, THREADS>;
     const int threads = wide_threads(a.columns);
-    const long long turns = ceil_divide(a.samples * a.tokens, TURN);
-    const int resident = grid_size<kernel>(threads, 0, device, turns);
-    const long long per = TURN * ceil_divide(turns, resident);
-    kernel<<<(int)ceil_divide(turns * TURN, per), threads, 0, stream>>>(a, per);
+    const int bytes = RowSource<T, VECTOR, THREADS>::bytes();
+    const long long rows = a.samples * a.tokens;
+    const int grid = grid_size<kernel>(threads, bytes, device, rows);
+    if (grid == 0) return cudaErrorLaunchOutOfResources;
+    const long long per = ceil_divide(rows, grid);
+    kernel<<<(int)ceil_divide(rows, per), threads, bytes, stream>>>(a, per);
     return cudaGetLastError();
 }
 
@@ -56,8 +57,10 @@ cudaError_t forward_by(const Arguments<T>& a, int device, cudaStream_t stream) {
 template <typename T>
 cudaError_t forward(const Arguments<T>& a, int device, cudaStream_t stream) {
     if (a.columns > WIDE_WARPS * CHUNK) return long_launch(forward_long<T>, a, stream);
-    return by_words(a.x, a.columns) ? forward_by<T, true>(a, device, stream)
-                                    : forward_by<T, false>(a, device, stream);
+    if (!by_words(a.x, a.columns)) return forward_by<T, false>(a, device, stream);
+    // Where the rows on their way do not fit, they are read by elements.
+    const cudaError_t error = forward_by<T, true>(a, device, stream);
+    return error == cudaErrorLaunchOutOfResources ? forward_by<T, false>(a, device, stream) : error;
 }
 
 // How tokens are divided among blocks: samples in groups, each in `parts` of `per` tokens; `shared` if
@@ -98,11 +101,13 @@ template <typename T, bool VECTOR, int THREADS, bool SUMS>
 cudaError_t backward_wide_launch(Arguments<T> a, void* memory, int device, cudaStream_t stream,
                                  long long* workspace) {
     constexpr auto kernel = backward_wide<T, VECTOR, THREADS, SUMS>;
+    constexpr auto zero = zero_states<T>;
+    constexpr auto round = round_states<T>;
     const int threads = wide_threads(a.columns) < THREADS ? wide_threads(a.columns) : THREADS;
     const int slices = (int)ceil_divide(a.columns, threads * ELEMENTS);
     const int deeper = SUMS ? 2 * TokenSums::doubles(threads) * (int)sizeof(double) : 0;
     const int staged = SUMS ? TokenSums::staged_doubles(threads) * (int)sizeof(double) : 0;
-    const int ring = TokenSource<T, VECTOR, THREADS>::bytes(threads);
+    const int ring = TokenSource<T, VECTOR, THREADS>::bytes();
     const int bytes = deeper + (ring > staged ? ring : staged);
     const int resident = resident_blocks<kernel>(threads, bytes, device);
     if (resident == 0) return cudaErrorLaunchOutOfResources;
@@ -126,19 +131,22 @@ cudaError_t backward_wide_launch(Arguments<T> a, void* memory, int device, cudaS
             target.state.data = next;
             next += STATE_ROWS * target.state.columns;
         }
+        const dim3 states((unsigned)ceil_divide(count * a.columns, STATE_THREADS), 2);
         if (plan.shared) {
-            const cudaError_t error = cudaMemsetAsync(memory, 0, (char*)next - (char*)memory, stream);
+            const cudaError_t error = launch_kernel<zero>(false, states, STATE_THREADS, 0, device,
+                                                          stream, targets[0], targets[1]);
             if (error != cudaSuccess) return error;
         }
         const long long units = count * plan.parts;
         const dim3 grid((unsigned)(units < blocks ? units : blocks), (unsigned)slices);
-        kernel<<<grid, threads, bytes, stream>>>(a, {first, count, plan.parts, plan.per}, targets[0],
-                                                 targets[1]);
-        cudaError_t error = cudaGetLastError();
-        for (const auto& target : targets) {
-            if (error != cudaSuccess || target.state.data == nullptr) continue;
-            error = launch_round(target.state, dtype_of<T>(), target.out + first * a.columns, stream);
-        }
+        const Division division(first, count, plan.parts, plan.per, grid.x);
+        cudaError_t error =
+            launch_kernel<kernel>(plan.shared, grid, threads, bytes, device, stream, a, division,
+                                  targets[0], targets[1]);
+        if (error != cudaSuccess) return error;
+        if (!plan.shared) continue;
+        error = launch_kernel<round>(true, states, STATE_THREADS, 0, device, stream,
+                                     targets[0], targets[1], first * a.columns);
         if (error != cudaSuccess) return error;
     }
     return cudaSuccess;

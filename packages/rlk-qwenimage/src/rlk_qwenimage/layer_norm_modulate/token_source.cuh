@@ -9,111 +9,170 @@
 
 namespace rlk {
 
+// How tokens are divided among blocks: samples `first` on, `count` of them, each in `parts` of `per`
+// tokens. A part is a unit of work; a block's next one is as many samples and parts further as the
+// grid has blocks.
+struct Division {
+    long long first, count, parts, per, sample_step, part_step;
+
+    Division(long long first, long long count, long long parts, long long per, long long blocks)
+        : first(first), count(count), parts(parts), per(per), sample_step(blocks / parts),
+          part_step(blocks % parts) {}
+};
+
+// The units of a block, one after another.
+struct Units {
+    const Division& d;
+    long long place, part;
+
+    __device__ __forceinline__ explicit Units(const Division& d)
+        : d(d), place(blockIdx.x / d.parts), part(blockIdx.x - place * d.parts) {}
+    __device__ __forceinline__ bool inside() const { return place < d.count; }
+    __device__ __forceinline__ void advance() {
+        place += d.sample_step;
+        part += d.part_step;
+        if (part < d.parts) return;
+        part -= d.parts;
+        ++place;
+    }
+    __device__ __forceinline__ long long sample() const { return d.first + place; }
+    __device__ __forceinline__ long long token() const { return part * d.per; }
+    __device__ __forceinline__ long long count(long long tokens) const {
+        return tokens - token() < d.per ? tokens - token() : d.per;
+    }
+};
+
 // One token's operands of a lane, as loaded.
 template <typename T> struct BackwardToken {
     Packed<T> dout, x;
     float mean, rstd;
 };
 
-// Where the operands of a lane's next tokens lie, `left` of them.
+// Where the operands of a lane's next tokens lie, `left` of them in this unit. What follows the last
+// token of a unit is the first of the block's next one.
 template <typename T> struct TokenCursor {
-    Cursor<T> dout, x;
-    long long dout_token, x_token, mean_token, rstd_token;  // from one token to the next
-    const float *mean, *rstd;
+    const Arguments<T>& a;
+    Units units;
+    const T *dout, *x;
+    // 2 * TURN lanes have an own number of a turn each: means, then rstds.
+    const float* number;
     long long left;
-    int count;
+    int column, count;
 
-    __device__ __forceinline__ TokenCursor(const Arguments<T>& a, long long sample, long long token,
-                                           long long left, int column)
-        : dout(a.dout.of(sample), token, column, TURN), x(a.x.of(sample), token, column, TURN),
-          dout_token(a.dout.token_stride), x_token(a.x.token_stride),
-          mean_token(a.mean.token_stride), rstd_token(a.rstd.token_stride),
-          mean(a.mean.of(sample) + token * mean_token), rstd(a.rstd.of(sample) + token * rstd_token),
-          left(left), count(elements_inside(column, a.columns)) {}
+    __device__ __forceinline__ TokenCursor(const Arguments<T>& a, const Units& units, int column)
+        : a(a), units(units), column(column), count(elements_inside(column, a.columns)) {
+        start();
+    }
+    __device__ __forceinline__ void start() {
+        left = 0;
+        if (!units.inside()) return;
+        const long long sample = units.sample(), token = units.token();
+        left = units.count(a.tokens);
+        dout = a.dout.at(sample, token, column);
+        x = a.x.at(sample, token, column);
+        number = numbers().of(sample) + (token + threadIdx.x % TURN) * numbers().token_stride;
+    }
+    __device__ __forceinline__ const Statistic& numbers() const {
+        return threadIdx.x % (2 * TURN) < TURN ? a.mean : a.rstd;
+    }
     __device__ __forceinline__ void advance() {
-        dout.advance();
-        x.advance();
-        mean += TURN * mean_token;
-        rstd += TURN * rstd_token;
         left -= TURN;
+        if (left > 0) {
+            dout += TURN * a.dout.token_stride;
+            x += TURN * a.x.token_stride;
+            number += TURN * numbers().token_stride;
+        } else {
+            units.advance();
+            start();
+        }
     }
 };
 
 // Turns on their way: a thread copies its own share of the next tokens to shared memory while it
 // works on these, so that many bytes are in flight without holding registers.
-template <typename T> struct TokenRing {
+template <typename T, int THREADS> struct TokenRing {
     // 3 turns ahead of 2-byte elements, 2 of FP32: what shared memory holds beside the sums.
     static constexpr int STAGES = sizeof(T) == 2 ? 3 : 2;
     static constexpr int WORDS = Packed<T>::WORDS;
-    static constexpr int TOKEN_WORDS = 2 * WORDS;
 
+    // A turn of all threads; places are constants from here on, whatever a block has of threads.
+    struct Stage {
+        uint4 dout[TURN][WORDS][THREADS], x[TURN][WORDS][THREADS];
+        float numbers[THREADS / 32][2 * TURN];  // means and rstds, for each warp
+    };
     TokenCursor<T> cursor;
-    uint4* words;  // [STAGES][TURN][TOKEN_WORDS][threads], this thread's
-    float* numbers;  // [STAGES][TURN][2][threads], this thread's
-    int threads, stage;
+    Stage* stages;
+    int stage;
 
-    static int bytes(int threads) {
-        return STAGES * TURN * threads * (TOKEN_WORDS * (int)sizeof(uint4) + 2 * (int)sizeof(float));
-    }
+    static constexpr int bytes() { return STAGES * (int)sizeof(Stage); }
     __device__ __forceinline__ TokenRing(const TokenCursor<T>& cursor, void* shared)
-        : cursor(cursor), words(static_cast<uint4*>(shared) + threadIdx.x),
-          numbers(reinterpret_cast<float*>(static_cast<uint4*>(shared) +
-                                           STAGES * TURN * TOKEN_WORDS * blockDim.x) + threadIdx.x),
-          threads(blockDim.x), stage(0) {
-        for (int s = 0; s < STAGES; ++s) fetch(s);
+        : cursor(cursor), stages(static_cast<Stage*>(shared)), stage(0) {
+        for (int s = 0; s < STAGES; ++s) fetch(stages[s]);
     }
-    __device__ __forceinline__ void copy(const T* from, uint4* to) const {
+    __device__ __forceinline__ void copy(const T* from, uint4 (&to)[WORDS][THREADS]) const {
 #pragma unroll
         for (int w = 0; w < WORDS; ++w) {
-            __pipeline_memcpy_async(to + w * threads, reinterpret_cast<const uint4*>(from) + w,
+            __pipeline_memcpy_async(&to[w][threadIdx.x], reinterpret_cast<const uint4*>(from) + w,
                                     sizeof(uint4));
         }
     }
-    // A token that does not exist, and columns beyond the row, are zeros.
-    __device__ __forceinline__ void fetch(int s) {
-        uint4* to = words + s * TURN * TOKEN_WORDS * threads;
-        float* numbers_to = numbers + s * TURN * 2 * threads;
+    __device__ __forceinline__ void copy_token(Stage& to, int u) const {
+        copy(cursor.dout + u * cursor.a.dout.token_stride, to.dout[u]);
+        copy(cursor.x + u * cursor.a.x.token_stride, to.x[u]);
+    }
+    // Lanes need the same numbers: each of the first copies one of them.
+    __device__ __forceinline__ void copy_numbers(Stage& to, int tokens) const {
+        const int lane = threadIdx.x % 32;
+        if (lane >= 2 * TURN) return;
+        float* place = &to.numbers[threadIdx.x / 32][lane];
+        if (lane % TURN < tokens) __pipeline_memcpy_async(place, cursor.number, sizeof(float));
+        else *place = 0.0f;
+    }
+    // What does not exist is zeros. No copy is on its way when a block ends.
+    __device__ __forceinline__ void fetch(Stage& to) {
+        const uint4 zeros = make_uint4(0, 0, 0, 0);
+        if (cursor.left >= TURN && cursor.count > 0) {
 #pragma unroll
-        for (int u = 0; u < TURN; ++u) {
-            if (u < cursor.left && cursor.count > 0) {
-                copy(cursor.dout.at + u * cursor.dout_token, to);
-                copy(cursor.x.at + u * cursor.x_token, to + WORDS * threads);
-                __pipeline_memcpy_async(numbers_to, cursor.mean + u * cursor.mean_token,
-                                        sizeof(float));
-                __pipeline_memcpy_async(numbers_to + threads, cursor.rstd + u * cursor.rstd_token,
-                                        sizeof(float));
-            } else {
-                for (int w = 0; w < TOKEN_WORDS; ++w) to[w * threads] = make_uint4(0, 0, 0, 0);
-                numbers_to[0] = numbers_to[threads] = 0.0f;
+            for (int u = 0; u < TURN; ++u) copy_token(to, u);
+            copy_numbers(to, TURN);
+        } else if (cursor.left > 0) {
+            for (int u = 0; u < TURN; ++u) {
+                if (u < cursor.left && cursor.count > 0) {
+                    copy_token(to, u);
+                    continue;
+                }
+                for (int w = 0; w < WORDS; ++w) {
+                    to.dout[u][w][threadIdx.x] = to.x[u][w][threadIdx.x] = zeros;
+                }
             }
-            to += TOKEN_WORDS * threads;
-            numbers_to += 2 * threads;
+            copy_numbers(to, (int)cursor.left);
         }
-        cursor.advance();
+        if (cursor.left > 0) cursor.advance();
         __pipeline_commit();
     }
-    __device__ __forceinline__ Packed<T> read(const uint4* from) const {
+    __device__ __forceinline__ Packed<T> read(const uint4 (&from)[WORDS][THREADS]) const {
         Packed<T> packed;
         uint4* to = reinterpret_cast<uint4*>(&packed);
 #pragma unroll
-        for (int w = 0; w < WORDS; ++w) to[w] = from[w * threads];
+        for (int w = 0; w < WORDS; ++w) to[w] = from[w][threadIdx.x];
         return packed;
     }
     // The tokens in front, whose place is then given to those STAGES turns later.
     __device__ __forceinline__ void next(BackwardToken<T> (&tokens)[TURN]) {
         __pipeline_wait_prior(STAGES - 1);
-        const uint4* from = words + stage * TURN * TOKEN_WORDS * threads;
-        const float* numbers_from = numbers + stage * TURN * 2 * threads;
+        __syncwarp();
+        Stage& from = stages[stage];
+        const float* numbers = from.numbers[threadIdx.x / 32];
 #pragma unroll
         for (int u = 0; u < TURN; ++u) {
-            tokens[u].dout = read(from);
-            tokens[u].x = read(from + WORDS * threads);
-            tokens[u].mean = numbers_from[0];
-            tokens[u].rstd = numbers_from[threads];
-            from += TOKEN_WORDS * threads;
-            numbers_from += 2 * threads;
+            tokens[u].dout = read(from.dout[u]);
+            tokens[u].x = read(from.x[u]);
+            // Beyond the row it is all zeros, so that (x - mean) * rstd is +0 there.
+            tokens[u].mean = cursor.count > 0 ? numbers[u] : 0.0f;
+            tokens[u].rstd = cursor.count > 0 ? numbers[TURN + u] : 0.0f;
         }
-        fetch(stage);
+        __syncwarp();
+        fetch(from);
         stage = stage + 1 == STAGES ? 0 : stage + 1;
     }
 };
@@ -122,16 +181,28 @@ template <typename T> struct TokenRing {
 template <typename T, bool VECTOR> struct TokenByToken {
     TokenCursor<T> cursor;
 
-    static int bytes(int) { return 0; }
+    static constexpr int bytes() { return 0; }
     __device__ __forceinline__ TokenByToken(const TokenCursor<T>& cursor, void*) : cursor(cursor) {}
+    __device__ __forceinline__ Packed<T> load(const Tokens<T>& of, const T* at, int u,
+                                              int inside) const {
+        return Cursor<T>({at, of.token_stride, of.column_stride}, u, 0, 0).template load<VECTOR>(inside);
+    }
     __device__ __forceinline__ void next(BackwardToken<T> (&tokens)[TURN]) {
 #pragma unroll
         for (int u = 0; u < TURN; ++u) {
             const int inside = u < cursor.left ? cursor.count : 0;
-            tokens[u].dout = cursor.dout.template load<VECTOR>(inside, u * cursor.dout_token);
-            tokens[u].x = cursor.x.template load<VECTOR>(inside, u * cursor.x_token);
-            tokens[u].mean = inside > 0 ? cursor.mean[u * cursor.mean_token] : 0.0f;
-            tokens[u].rstd = inside > 0 ? cursor.rstd[u * cursor.rstd_token] : 0.0f;
+            tokens[u].dout = load(cursor.a.dout, cursor.dout, u, inside);
+            tokens[u].x = load(cursor.a.x, cursor.x, u, inside);
+        }
+        // Whole warps call: lanes have the numbers of each other.
+        const int lane = threadIdx.x % TURN;
+        const float number = lane < cursor.left ? *cursor.number : 0.0f;
+#pragma unroll
+        for (int u = 0; u < TURN; ++u) {
+            const float mean = __shfl_sync(0xffffffffu, number, u);
+            const float rstd = __shfl_sync(0xffffffffu, number, TURN + u);
+            tokens[u].mean = cursor.count > 0 ? mean : 0.0f;
+            tokens[u].rstd = cursor.count > 0 ? rstd : 0.0f;
         }
         cursor.advance();
     }
@@ -139,6 +210,6 @@ template <typename T, bool VECTOR> struct TokenByToken {
 
 template <typename T, bool VECTOR, int THREADS>
 using TokenSource =
-    std::conditional_t<VECTOR && THREADS <= 384, TokenRing<T>, TokenByToken<T, VECTOR>>;
+    std::conditional_t<VECTOR && THREADS <= 384, TokenRing<T, THREADS>, TokenByToken<T, VECTOR>>;
 
 }  // namespace rlk

@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+// The kernels on the CPU: test_kernels.py.
+#include "rlk/test_support/on_host.h"
+
+#include "rlk_qwenimage/layer_norm_modulate/kernel_backward.cuh"
+
+using namespace rlk;
+
+// One call on tensors [T, S, N] and [T, N], elements `apart` from each other where they are read.
+struct Call {
+    const void *dout, *x, *scale, *shift;
+    void *out, *mean, *rstd, *dx, *dscale, *dshift;
+    long long *states;  // null where blocks finish their sums
+    long long T, S, N, apart, blocks, parts, per;
+    int narrow;  // BF16, not FP32
+    float eps;
+};
+
+namespace {
+
+template <typename T> Arguments<T> arguments(const Call& c) {
+    Arguments<T> a{};
+    const long long row = c.N * c.apart;
+    a.dout = {static_cast<const T*>(c.dout), c.S * row, row, c.apart};
+    a.x = {static_cast<const T*>(c.x), c.S * row, row, c.apart};
+    a.scale = {c.scale, row, c.apart};
+    a.shift = {c.shift, row, c.apart};
+    a.mean = {static_cast<float*>(c.mean), c.S, 1};
+    a.rstd = {static_cast<float*>(c.rstd), c.S, 1};
+    a.out = static_cast<T*>(c.out);
+    a.dx = static_cast<T*>(c.dx);
+    a.mean_out = static_cast<float*>(c.mean);
+    a.rstd_out = static_cast<float*>(c.rstd);
+    a.samples = c.T;
+    a.tokens = c.S;
+    a.columns = (int)c.N;
+    a.length = Divisor(a.columns);
+    a.eps = c.eps;
+    return a;
+}
+
+// Run a grid whose blocks get memory full of ones: nothing may count on zeros.
+template <typename Body> void run(long long blocks, int threads, int bytes, Body body) {
+    std::vector<uint4> memory(bytes / sizeof(uint4) + 1, make_uint4(~0u, ~0u, ~0u, ~0u));
+    on_host::launched_memory = memory.data();
+    on_host::run_grid(dim3((unsigned)blocks), threads, body);
+}
+
+int threads_of(long long columns) { return 32 * (int)((columns + CHUNK - 1) / CHUNK); }
+
+template <typename T, bool VECTOR, int THREADS> void forward(const Call& c) {
+    const Arguments<T> a = arguments<T>(c);
+    run(c.blocks, threads_of(c.N), RowSource<T, VECTOR, THREADS>::bytes(),
+        [&] { forward_wide<T, VECTOR, THREADS>(a, c.per); });
+}
+
+template <typename T, bool VECTOR, int THREADS> void backward(const Call& c) {
+    const Arguments<T> a = arguments<T>(c);
+    const int threads = threads_of(c.N);
+    const int bytes = 2 * TokenSums::doubles(threads) * (int)sizeof(double) +
+                      max(TokenSource<T, VECTOR, THREADS>::bytes(),
+                          TokenSums::staged_doubles(threads) * (int)sizeof(double));
+    const long long columns = c.T * c.N;
+    SumTarget<T> to_scale{static_cast<T*>(c.dscale), {c.states, columns}}, to_shift = to_scale;
+    to_shift.out = static_cast<T*>(c.dshift);
+    if (c.states != nullptr && c.dscale != nullptr) to_shift.state.data += STATE_ROWS * columns;
+    if (to_scale.out == nullptr) to_scale.state.data = nullptr;
+    if (to_shift.out == nullptr) to_shift.state.data = nullptr;
+    const dim3 states((unsigned)((columns + STATE_THREADS - 1) / STATE_THREADS), 2);
+    if (c.states != nullptr) {
+        on_host::run_grid(states, STATE_THREADS, [&] { zero_states<T>(to_scale, to_shift); });
+    }
+    const Division division(0, c.T, c.parts, c.per, c.blocks);
+    run(c.blocks, threads, bytes, [&] {
+        backward_wide<T, VECTOR, THREADS, true>(a, division, to_scale, to_shift);
+    });
+    if (c.states != nullptr) {
+        on_host::run_grid(states, STATE_THREADS, [&] { round_states<T>(to_scale, to_shift, 0); });
+    }
+}
+
+template <typename T, bool VECTOR, int THREADS> void run_kernel(const Call& c, bool is_forward) {
+    is_forward ? forward<T, VECTOR, THREADS>(c) : backward<T, VECTOR, THREADS>(c);
+}
+
+// Of the kernels that serve rows of up to 3072 columns, those that differ in more than numbers.
+template <typename T> void by_strides(const Call& c, bool is_forward) {
+    const bool vector = c.apart == 1 && c.N % ELEMENTS == 0;
+    if (!vector) return run_kernel<T, false, 256>(c, is_forward);
+    if (sizeof(T) == 2 && c.N > 8 * CHUNK) return run_kernel<__nv_bfloat16, true, 384>(c, is_forward);
+    run_kernel<T, true, 256>(c, is_forward);
+}
+
+}  // namespace
+
+extern "C" void run_call(const Call* c, int is_forward) {
+    c->narrow ? by_strides<__nv_bfloat16>(*c, is_forward) : by_strides<float>(*c, is_forward);
+}

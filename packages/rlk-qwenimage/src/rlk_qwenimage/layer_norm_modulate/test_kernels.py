@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The CUDA kernels of layer_norm_modulate on the CPU: the bits of golden."""
+
+import ctypes
+from pathlib import Path
+
+import pytest
+import torch
+
+from rlk.compare import assert_same_bits
+from rlk.test_support import on_host
+
+from . import golden
+
+HERE = Path(__file__).parent
+POINTERS = (
+    *("dout", "x", "scale", "shift", "out", "mean", "rstd"),
+    *("dx", "dscale", "dshift", "states"),
+)
+NUMBERS = ("T", "S", "N", "apart", "blocks", "parts", "per")
+
+
+class Call(ctypes.Structure):
+    """The struct of that name in test_kernels.cu."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in POINTERS),
+        *((name, ctypes.c_longlong) for name in NUMBERS),
+        ("narrow", ctypes.c_int),
+        ("eps", ctypes.c_float),
+    ]  # fmt: skip
+
+
+# (T, S, N, blocks): samples of one token and of a few, by blocks of whole samples; turns that are
+# not full, samples that begin within a turn, lanes and warps without columns.
+ALONE = (
+    (1, 1, 8, 1), (7, 1, 264, 3), (5, 3, 328, 2), (9, 3, 264, 4), (3, 2, 40, 1), (2, 9, 37, 2),
+    (2, 5, 2056, 1), (4, 3, 300, 3),
+)  # fmt: skip
+# The same with parts of tokens: several blocks share a sample.
+SHARED = ((1, 21, 328, 3), (2, 13, 264, 2), (1, 9, 37, 4), (1, 7, 2056, 2))
+KINDS = ("decades", "alternating", "zeros", "cancelling", "specials", "patterns")
+
+
+def numbers(kind: str, shape: tuple[int, ...], seed: int) -> torch.Tensor:
+    """FP32 values [T, S, N] or [T, N] of a kind."""
+    generator = torch.Generator().manual_seed(seed)
+    values = torch.randn(shape, generator=generator)
+    tokens = values.flatten(0, -2)
+    if kind == "decades":
+        powers = torch.randint(-60, 60, shape, generator=generator)
+        values = (values.double() * powers.double().exp2()).float()
+    elif kind == "alternating":
+        tokens[::2] *= 2.0**30
+        tokens[1::3] *= 2.0**-30
+    elif kind == "zeros":
+        tokens[::2] = 0.0
+        values[torch.rand(shape, generator=generator) < 0.2] = -0.0
+    elif kind == "cancelling":
+        tokens[1::2] = -tokens[: len(tokens) // 2 * 2 : 2]
+        tokens[::3] *= 2.0**40
+    elif kind == "specials":
+        at = torch.rand(shape, generator=generator)
+        values[at < 0.01], values[at > 0.99] = torch.nan, torch.inf
+        values[(at > 0.5) & (at < 0.51)] = -torch.inf
+    elif kind == "patterns":
+        bits = torch.randint(-(1 << 31), 1 << 31, shape, generator=generator)
+        values = bits.int().view(torch.float32)
+    return values
+
+
+def spread(tensor: torch.Tensor, apart: int) -> torch.Tensor:
+    """A copy whose elements lie `apart` from each other."""
+    out = torch.full((*tensor.shape, apart), torch.nan, dtype=tensor.dtype)
+    out[..., 0] = tensor
+    return out
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    """test_kernels.cu for the CPU."""
+    root = HERE.parents[1]
+    return on_host.library(HERE / "test_kernels.cu", tmp_path_factory.mktemp("kernels"), root)
+
+
+def check(
+    library: ctypes.CDLL,
+    kind: str,
+    size: tuple[int, int, int],
+    blocks: int,
+    parts: int = 0,
+    dtype: torch.dtype = torch.bfloat16,
+    apart: int = 1,
+    wanted: tuple[str, ...] = ("x", "scale", "shift"),
+) -> None:
+    """Every result of both kernels has the bits of golden."""
+    t, s, n = size
+    eps = 1e-6
+    x, dout = (numbers(kind, (t, s, n), seed).to(dtype) for seed in (1, 2))
+    scale, shift = (numbers("normal", (t, n), seed).to(dtype) for seed in (3, 4))
+    out, mean, rstd = golden.forward(x, scale, shift, eps=eps)
+    expected = dict(zip(("out", "mean", "rstd"), (out, mean, rstd), strict=True))
+    given = (dout, x, scale, shift, mean, rstd)
+    gradients = golden.backward(*given, eps=eps, needs=frozenset(wanted))
+    expected |= dict(zip(("dx", "dscale", "dshift"), gradients, strict=True))
+    expected = {name: tensor for name, tensor in expected.items() if tensor is not None}
+    # Every element must be written.
+    found = {name: torch.full_like(tensor, 7.0) for name, tensor in expected.items()}
+    kept = {"dout": dout, "x": x, "scale": scale, "shift": shift}
+    kept = {name: spread(tensor, apart) for name, tensor in kept.items()}
+    states = torch.full((2 * 13 * t * n,), -1, dtype=torch.int64)
+    call = Call(T=t, S=s, N=n, apart=apart, narrow=dtype == torch.bfloat16, eps=eps)
+    for name, tensor in (kept | found).items():
+        setattr(call, name, tensor.data_ptr())
+    per = -(-t * s // blocks)
+    call.blocks, call.per = -(-t * s // per), per
+    library.run_call(ctypes.byref(call), 1)
+    call.parts, call.per = parts or 1, -(-s // (2 * parts)) * 2 if parts else s
+    call.blocks = t * parts if parts else blocks
+    call.states = states.data_ptr() if parts else None
+    library.run_call(ctypes.byref(call), 0)
+    for name, tensor in found.items():
+        assert_same_bits(tensor, expected[name], f"{name} {kind} {size} {parts}")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("case", ALONE, ids=str)
+def test_samples_of_a_block_any_values_have_the_bits_of_golden(
+    library: ctypes.CDLL, case: tuple[int, int, int, int], kind: str
+) -> None:
+    check(library, kind, case[:3], case[3])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("case", SHARED, ids=str)
+def test_samples_of_several_blocks_any_values_have_the_bits_of_golden(
+    library: ctypes.CDLL, case: tuple[int, int, int, int], kind: str
+) -> None:
+    check(library, kind, case[:3], case[3], parts=case[3])
+
+
+@pytest.mark.parametrize("parts", [0, 2])
+@pytest.mark.parametrize("apart", [1, 2])
+@pytest.mark.parametrize("kind", ["normal", "decades", "patterns"])
+def test_fp32_any_strides_have_the_bits_of_golden(
+    library: ctypes.CDLL, kind: str, apart: int, parts: int
+) -> None:
+    check(library, kind, (2, 5, 264), 3, parts, torch.float32, apart)
+
+
+@pytest.mark.parametrize("parts", [0, 2])
+@pytest.mark.parametrize("wanted", [("x",), ("scale",), ("shift",), ("x", "shift")], ids=str)
+def test_some_gradients_alone_have_the_bits_of_golden(
+    library: ctypes.CDLL, wanted: tuple[str, ...], parts: int
+) -> None:
+    check(library, "decades", (2, 5, 264), 3, parts, wanted=wanted)
+
+
+def test_many_tokens_of_one_scale_have_the_bits_of_golden(library: ctypes.CDLL) -> None:
+    # Sums that outgrow what the first level is made for, and that windows follow.
+    check(library, "normal", (1, 301, 40), 1)
+    check(library, "alternating", (1, 301, 40), 1)
