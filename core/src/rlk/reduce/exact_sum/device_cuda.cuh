@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Exact column sums in CUDA. A thread owns a few columns and adds FP32 contributions to FP64
 // levels: what an addition to one loses, exactly, goes one level deeper, and from the last to an
-// integer state. So no order can matter. `ProvenSums` adds to the first level what two subtractions
-// prove to be exact, `WindowSums` in window_cuda.cuh what is of a window of magnitudes.
+// integer state. So no order can matter. `WindowSums` in window_cuda.cuh adds to the first level.
 #pragma once
 #include "rlk/math/device_cuda.cuh"
 
@@ -270,95 +269,6 @@ template <int COLUMNS, typename Rest = ExactState> struct ColumnSums {
         }
         if (left == 0.0) return;
         for (int g = 0; g < GROUPS; ++g) rest.add_exact(column, values[g]);
-    }
-};
-
-// Sums whose additions to the first level are kept if they are exact, which two subtractions prove.
-template <int COLUMNS, typename Rest = ExactState>
-struct ProvenSums : ColumnSums<COLUMNS, Rest> {
-    using ColumnSums<COLUMNS, Rest>::level;
-    using ColumnSums<COLUMNS, Rest>::at;
-
-    bool spread;  // the last terms spread over levels: the next ones are not tried on one
-
-    __device__ __forceinline__ void clear(double* shared, int block_threads) {
-        ColumnSums<COLUMNS, Rest>::clear(shared, block_threads);
-        spread = false;
-    }
-    // Terms of a few rows; one branch for all, so that their additions overlap.
-    template <int ROWS>
-    __device__ __forceinline__ void add(const float (&terms)[ROWS][COLUMNS], Rest lost,
-                                        long long column) {
-        if (!spread && add_exactly(terms)) return;
-        spread = false;
-#pragma unroll
-        for (int u = 0; u < ROWS; ++u) spread |= add_inexact(terms[u], lost, column);
-    }
-    // To the first level alone, if it loses nothing.
-    template <int ROWS>
-    __device__ __forceinline__ bool add_exactly(const float (&terms)[ROWS][COLUMNS]) {
-        double sum[COLUMNS];
-        bool exact = true;
-#pragma unroll
-        for (int i = 0; i < COLUMNS; ++i) {
-            sum[i] = level[i];
-#pragma unroll
-            for (int u = 0; u < ROWS; ++u) {
-                const double term = (double)terms[u][i], before = sum[i];
-                sum[i] = __dadd_rn(before, term);
-                exact &= (__dsub_rn(sum[i], before) == term) & (__dsub_rn(sum[i], term) == before);
-            }
-        }
-        if (!exact) return false;
-#pragma unroll
-        for (int i = 0; i < COLUMNS; ++i) level[i] = sum[i];
-        return true;
-    }
-    // What the first level loses goes deeper. No branch and no store stands between the columns,
-    // so that their chains of additions overlap. Whether anything was lost.
-    __device__ __forceinline__ bool add_inexact(const float (&terms)[COLUMNS], Rest lost,
-                                                long long column) {
-        double rest[COLUMNS];
-        bool special = false, left = false;
-#pragma unroll
-        for (int i = 0; i < COLUMNS; ++i) {
-            rest[i] = isfinite(terms[i]) ? (double)terms[i] : 0.0;
-            special |= !isfinite(terms[i]);
-        }
-        if (special) count_specials(terms, lost, column);
-#pragma unroll
-        for (int i = 0; i < COLUMNS; ++i) {
-            level[i] = two_sum(level[i], rest[i], rest[i]);
-            left |= rest[i] != 0.0;
-        }
-        if (!left) return false;
-#pragma unroll
-        for (int d = 1; d < LEVELS; ++d) {
-            left = false;
-            double sum[COLUMNS];
-#pragma unroll
-            for (int i = 0; i < COLUMNS; ++i) sum[i] = at(d, i);
-#pragma unroll
-            for (int i = 0; i < COLUMNS; ++i) {
-                sum[i] = two_sum(sum[i], rest[i], rest[i]);
-                left |= rest[i] != 0.0;
-            }
-#pragma unroll
-            for (int i = 0; i < COLUMNS; ++i) at(d, i) = sum[i];
-            if (!left) return true;
-        }
-#pragma unroll
-        for (int i = 0; i < COLUMNS; ++i) {
-            if (rest[i] != 0.0) lost.add_exact(column + i, rest[i]);
-        }
-        return true;
-    }
-    __device__ __forceinline__ static void count_specials(const float (&terms)[COLUMNS],
-                                                          Rest lost, long long column) {
-#pragma unroll
-        for (int i = 0; i < COLUMNS; ++i) {
-            if (!isfinite(terms[i])) lost.count_special(column + i, terms[i]);
-        }
     }
 };
 

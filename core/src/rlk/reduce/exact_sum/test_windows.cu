@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Both kinds of sums, and both passes of a column sum, on the CPU: test_windows.py.
+// Sums by windows, and both passes of a column sum, on the CPU: test_windows.py.
 #include "rlk/test_support/on_host.h"
 
 #include "rlk/reduce/exact_sum/device_rows.cuh"
@@ -35,10 +35,10 @@ void normalise(ExactState state) {
 }
 
 // All rows by one thread, TOGETHER at a time.
-template <typename Sums, int TOGETHER> void sum_alone(Input in, ExactState state) {
-    std::vector<double> shared(Sums::doubles(1), NAN);
+template <int TOGETHER> void sum_alone(Input in, ExactState state) {
+    std::vector<double> shared(WindowSums<COLUMNS>::doubles(1), NAN);
     threadIdx = dim3(0);
-    Sums sums;
+    WindowSums<COLUMNS> sums;
     sums.clear(shared.data(), 1);
     for (long long row = 0; row < in.rows; row += TOGETHER) {
         float terms[TOGETHER][COLUMNS];
@@ -117,11 +117,9 @@ void wide(Input in, int blocks, SumResult result) {
 extern "C" void sum_by_one_thread(const float* terms, long long rows, int kind, long long* data) {
     const Input in{terms, rows, COLUMNS};
     const ExactState state{data, COLUMNS};
-    if (kind == 0) sum_alone<WindowSums<COLUMNS>, 1>(in, state);
-    if (kind == 1) sum_alone<WindowSums<COLUMNS>, 2>(in, state);
-    if (kind == 2) sum_alone<WindowSums<COLUMNS>, 4>(in, state);
-    if (kind == 3) sum_alone<ProvenSums<COLUMNS>, 1>(in, state);
-    if (kind == 4) sum_alone<ProvenSums<COLUMNS>, 2>(in, state);
+    if (kind == 0) sum_alone<1>(in, state);
+    if (kind == 1) sum_alone<2>(in, state);
+    if (kind == 2) sum_alone<4>(in, state);
     normalise(state);
 }
 
