@@ -183,7 +183,6 @@ inline float __double2float_rz(double value) {
     const float near = (float)value;
     return fabs((double)near) > fabs(value) ? std::nextafter(near, 0.0f) : near;
 }
-inline int __clz(int bits) { return bits == 0 ? 32 : __builtin_clz((unsigned)bits); }
 
 // Two 16-bit integers of a word each: max(a + b, c), max(a, b), and the sum with two bytes of b.
 inline uint32_t of_halves(uint32_t low, uint32_t high) { return (low & 0xffffu) | high << 16; }
@@ -215,8 +214,6 @@ inline __nv_bfloat16 __float2bfloat16_rn(float value) {
     return {(uint16_t)((bits + 0x7fffu + (bits >> 16 & 1)) >> 16)};
 }
 __half __float2half_rn(float);
-float __double2float_rn(double);
-float __double2float_rz(double);
 struct uint4 {
     uint32_t x, y, z, w;
 };

@@ -202,8 +202,8 @@ __global__ void __launch_bounds__(STATE_THREADS)
     const SumTarget<T> target = blockIdx.y == 0 ? to_scale : to_shift;
     const long long column = (long long)blockIdx.x * STATE_THREADS + threadIdx.x;
     if (target.state.data == nullptr || column >= target.state.columns) return;
-    const uint32_t bits = round_of_state(target.state, column, format_of(dtype_of<T>()));
-    target.out[first + column] = from_bits<T>(bits);
+    const SumResult rounded{{}, target.out + first, dtype_of<T>(), kRounded};
+    finish_state(target.state, column, column, rounded);
 }
 
 // Longer rows: dx only; their sums come from slices in `backward_wide`.
