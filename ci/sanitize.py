@@ -34,8 +34,10 @@ ROWS = 5
 # Row lengths by what serves them: part of a chunk, one and a bit, a block of 256 threads and of
 # 1024, longer rows; with 16-byte words where 8 divides the length, and without.
 LENGTHS = (13, 24, 200, 264, 300, 2056, 2061, 8200)
-# Triton has one kernel for all lengths.
-TRITON_LENGTHS = (13, 264)
+# Triton has one kernel for all lengths, or two.
+TRITON_LENGTHS = (13, 24, 264)
+SUM_LENGTHS = (1, 24, 300)
+LAYOUTS = ("contiguous", "shifted", "strided")
 # Rows of a, rows of b and K by the tile of the chain that serves them, parts of tiles included;
 # the last with rows that TMA reads whichever axis is contiguous.
 PRODUCTS = (
@@ -69,24 +71,28 @@ class Case:
 
 
 def cases(operators: list[Operator], backends: tuple[str, ...]) -> Iterator[Case]:
-    """Every kernel in every dtype; a layout and a choice of its own for each size, all for some."""
-    layouts = itertools.cycle(("contiguous", "shifted", "strided"))
+    """Every kernel in every dtype and layout; each size has one layout or two, and a choice."""
     for backend, operator in itertools.product(backends, operators):
         lengths = LENGTHS if backend == "cuda" else TRITON_LENGTHS
         sizes = edge_sizes(operator, lengths)[-len(lengths) :]
         choices = chosen(operator)
         for (at, dtype), (place, size) in itertools.product(enumerate(FLOATS), enumerate(sizes)):
             choice = choices[(at + place) % len(choices)]
-            for flags in flagged(operator):
+            # Contiguous always: only there do kernels use 16-byte words.
+            wanted = {turn(at + place), *(["contiguous"] if backend == "cuda" else [])}
+            for flags, layout in itertools.product(flagged(operator), sorted(wanted)):
                 scalars = {**default_scalars(operator), **flags, **choice}
-                # Contiguous always: only there do kernels use 16-byte words.
-                wanted = {"contiguous", next(layouts)} if backend == "cuda" else {next(layouts)}
-                for layout in sorted(wanted):
-                    yield Case(operator.name, backend, dtype, size, layout, operator, scalars)
-    for backend, dtype, length in itertools.product(backends, FLOATS, (1, 300)):
-        yield Case("exact_sum", backend, dtype, {"N": length}, next(layouts))
-    for backend, dtype, size in itertools.product(backends, FLOATS, PRODUCTS):
-        yield Case("mma_chain", backend, dtype, size, next(layouts))
+                yield Case(operator.name, backend, dtype, size, layout, operator, scalars)
+    sums = [("exact_sum", {"N": length}) for length in SUM_LENGTHS]
+    products = [("mma_chain", product) for product in PRODUCTS]
+    for backend, dtype, several in itertools.product(backends, FLOATS, (sums, products)):
+        for place, (name, size) in enumerate(several):
+            yield Case(name, backend, dtype, size, turn(place))
+
+
+def turn(place: int) -> str:
+    """The layout of a place: three in a row have all."""
+    return LAYOUTS[place % len(LAYOUTS)]
 
 
 def flagged(operator: Operator) -> list[dict[str, bool]]:

@@ -61,7 +61,9 @@ def test_values_subnormal_are_below_the_smallest_normal_number(scale, dtype):
 def test_values_decades_leave_squares_finite_in_float32(scale, dtype):
     x = batch(scale, dtype, VALUES["decades"]).inputs["x"].float()
     assert x.square().sum(1).isfinite().all()
-    assert x.abs().max() / x.abs().min() > 1e6
+    spread = 9 if dtype == "float16" else 38
+    x = x[x != 0].abs().double()
+    assert (x.max() / x.min()).log10() > spread
 
 
 def test_edge_sizes_of_rows_with_one_axis_are_lengths_and_of_several_those_declared(scale):
