@@ -10,8 +10,9 @@ from msgspec.structs import replace
 from rlk.arguments import dtype_name
 from rlk.bench import bandwidth
 from rlk.bench.timing import Capture, Time, eager_us, extra_bytes, host_us, interleaved
-from rlk.bench.variants import Call, Variant, variants
+from rlk.bench.variants import Call, Variant, one_line, variants
 from rlk.bench.work import Work
+from rlk.errors import BackendError
 from rlk.parts import cut_like, tensors_in
 from rlk.records.document import FLOOR, BenchRow, Verdict, fastest_other
 
@@ -98,8 +99,9 @@ def measure(work: Work, refused: Mapping[str, tuple[Verdict, str]] | None = None
             if variant.ours:
                 raise
             # A peer that fails says so in its row; the others go on.
-            reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-            row |= {"verdict": "failed", "reason": reason}
+            lacking = isinstance(error, BackendError)
+            reason = f"{error}" if lacking else one_line(error)
+            row |= {"verdict": "not applicable" if lacking else "failed", "reason": reason}
             continue
         captures |= {(variant.name, what): capture for what, capture in found.items()}
     times = interleaved(captures)

@@ -188,8 +188,9 @@ def _peer(peer: Peer, told: Mapping[str, Any]) -> Variant:
     except Exception as error:
         if peer.ours:
             raise
-        return Variant(peer.name, known, None, _one_line(error), peer.ours, "failed")
+        return Variant(peer.name, known, None, one_line(error), peer.ours, "failed")
 
 
-def _one_line(error: Exception) -> str:
+def one_line(error: Exception) -> str:
+    """What failed, as a record says it."""
     return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"

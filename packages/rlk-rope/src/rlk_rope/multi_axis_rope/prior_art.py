@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from rlk.bench.variants import Peer
+from rlk.errors import BackendError
 
 
 def in_complex_numbers(told: Mapping[str, Any]) -> Callable[..., torch.Tensor]:
@@ -20,7 +21,7 @@ def in_complex_numbers(told: Mapping[str, Any]) -> Callable[..., torch.Tensor]:
 
     def call(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         if not told["interleaved"] or 2 * cos.shape[-1] != x.shape[-1]:
-            raise ValueError("it turns adjacent pairs of whole heads alone")
+            raise BackendError("it turns adjacent pairs of whole heads alone")
         pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)))
         turned = pairs * torch.complex(cos, sin).unsqueeze(-2)
         return torch.view_as_real(turned).flatten(-2).type_as(x)
@@ -34,7 +35,7 @@ def in_diffusers(told: Mapping[str, Any]) -> Callable[..., torch.Tensor]:
 
     def call(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         if not told["interleaved"] or 2 * cos.shape[-1] != x.shape[-1]:
-            raise ValueError("it turns adjacent pairs of whole heads alone")
+            raise BackendError("it turns adjacent pairs of whole heads alone")
         table = torch.complex(*shared(cos, sin))
         turned: torch.Tensor = apply_rotary_emb_qwen(x, table, use_real=False)
         return turned

@@ -4,6 +4,7 @@
 import pytest
 import torch
 
+from rlk.errors import BackendError
 from rlk_rope import multi_axis_rope
 from rlk_rope.conftest import NEEDS_INTERPRETER
 from rlk_rope.multi_axis_rope import prior_art
@@ -62,5 +63,5 @@ def test_complex_numbers_differ_from_golden_by_contraction_alone(rope):
 @pytest.mark.parametrize(("interleaved", "pairs"), [(False, 4), (True, 2)])
 def test_complex_numbers_of_other_pairs_are_refused(rope, interleaved, pairs):
     function = prior_art.in_complex_numbers({"interleaved": interleaved})
-    with pytest.raises(ValueError, match="adjacent pairs of whole heads"):
+    with pytest.raises(BackendError, match="adjacent pairs of whole heads"):
         function(rope.normal(1, 5, 3, 8), *rope.tables(1, 5, pairs))
