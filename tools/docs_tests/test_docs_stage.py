@@ -16,7 +16,7 @@ from docs_stage import ROOT
 from msgspec.structs import replace
 
 from rlk import environment
-from rlk.records import Bench, BenchRow, Profile, ProfileRow, Survey, load_folder, write
+from rlk.records import BenchRow, Profile, ProfileRow, load_folder, write
 from rlk.report.markdown import table
 
 PAGE = "packages/rlk-qwen3next/src/rlk_qwen3next/rms_norm/page.md"
