@@ -31,6 +31,7 @@ from rlk.gates.inputs import (
     default_scalars,
     edge_sizes,
     fixture,
+    forty_decades,
     smallest_sizes,
 )
 from rlk.operator import Operator
@@ -43,6 +44,8 @@ ROWS = (1, 7, 33, 257)
 LONGEST = 65537
 LONGEST_ROWS = (1, 7)
 SEED = 11
+# The kinds of the gates, with wider decades.
+DATA = {**VALUES, "decades": forty_decades}
 
 # The results of one call by name, y or dx or the exact state of dweight.
 Run = Callable[[Fixture], Mapping[str, torch.Tensor]]
@@ -74,7 +77,7 @@ def cells(operator: Operator) -> list[Cell]:
 def batches(cell: Cell) -> Iterator[Fixture]:
     """The inputs of a cell: every kind of data and row count, scalars at their defaults."""
     counts = LONGEST_ROWS if LONGEST in cell.sizes.values() else ROWS
-    for place, (rows, kind) in enumerate(product(counts, VALUES)):
+    for place, (rows, kind) in enumerate(product(counts, DATA)):
         # Every other batch has parameters in FP32, as beside BF16 rows in training.
         mixed = place % 2 == 1 and any("float32" in t.dtype for t in cell.operator.parameters)
         batch = fixture(
@@ -83,7 +86,7 @@ def batches(cell: Cell) -> Iterator[Fixture]:
             rows=rows,
             sizes=cell.sizes,
             seed=SEED + place,
-            values=VALUES[kind],
+            values=DATA[kind],
             parameter_dtype="float32" if mixed else None,
         )
         for parameter in cell.operator.parameters:

@@ -211,8 +211,22 @@ def _normal(generator: torch.Generator, shape: tuple[int, ...], dtype: torch.dty
 def _decades(
     generator: torch.Generator, shape: tuple[int, ...], dtype: torch.dtype
 ) -> torch.Tensor:
-    # 40 decades, up to where sums of squares stay finite in FP32; in FP16 the 10 that it has.
+    # As many decades as leave sums of squares finite in FP32, and values finite in FP16.
+    most = 3 if dtype == torch.float16 else 15
+    return _of_exponents(generator, shape, -most, most)
+
+
+def forty_decades(
+    generator: torch.Generator, shape: tuple[int, ...], dtype: torch.dtype
+) -> torch.Tensor:
+    """The same, down to where squares vanish; in FP16 the 10 decades that it has."""
     least, most = (-7, 3) if dtype == torch.float16 else (-25, 15)
+    return _of_exponents(generator, shape, least, most)
+
+
+def _of_exponents(
+    generator: torch.Generator, shape: tuple[int, ...], least: int, most: int
+) -> torch.Tensor:
     exponent = torch.randint(least, most + 1, shape, generator=generator).double()
     return (torch.randn(shape, generator=generator).double() * 10.0**exponent).float()
 
