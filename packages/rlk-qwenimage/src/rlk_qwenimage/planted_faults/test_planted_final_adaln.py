@@ -34,17 +34,18 @@ def forward_shift_first(x, scale, shift, *, eps):
     return norm.forward(x, shift, scale, eps=eps)
 
 
-def backward_shift_first(dout, x, scale, shift, *saved, eps, needs):
-    dx, dscale, dshift = norm.backward(dout, x, scale, shift, *saved, eps=eps, needs=needs)
-    return dx, dshift, dscale
+def backward_shift_first(dout, x, scale, shift, *saved, into=None, **options):
+    # None where only dx is asked for.
+    swapped = {"scale": into["shift"], "shift": into["scale"]} if into else {}
+    return norm.backward(dout, x, scale, shift, *saved, into=swapped, **options)
 
 
 def contracted(xhat, scale, shift):
     return fma(xhat, norm.factor(scale).expand_as(xhat), shift.float()[:, None].expand_as(xhat))
 
 
-def sums_in_fp32(terms, dtype):
-    return ascending(terms.movedim(1, 0)).to(dtype)
+def sums_in_fp32(terms, dtype, memory):
+    return memory.copy_(ascending(terms.movedim(1, 0)))
 
 
 def factor_of_narrow_numbers(scale):
@@ -52,10 +53,10 @@ def factor_of_narrow_numbers(scale):
     return (1 + scale)[:, None].float()
 
 
-def sums_towards_zero(terms, dtype):
+def sums_towards_zero(terms, dtype, memory):
     """BF16 sums with what is below their last bit cut off."""
     exact = norm.token_sums(terms, torch.float32)
-    return (exact.view(torch.int32) & ~0xFFFF).view(torch.float32).to(dtype)
+    return memory.copy_((exact.view(torch.int32) & ~0xFFFF).view(torch.float32))
 
 
 def forward_with_mod_a_number_away(temb, weight, bias):

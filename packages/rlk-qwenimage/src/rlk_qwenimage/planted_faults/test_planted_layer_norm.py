@@ -37,23 +37,28 @@ def tree(rows):
     return rows[0]
 
 
-def token_sums_by_tree(terms, dtype):
-    return tree(terms.movedim(1, 0)).to(dtype)
+def written(sums, memory):
+    return sums if memory is None else memory.copy_(sums)
 
 
-def token_sums_by_tree_of_many(terms, dtype):
+def token_sums_by_tree(terms, dtype, memory=None):
+    return written(tree(terms.movedim(1, 0)).to(dtype), memory)
+
+
+def token_sums_by_tree_of_many(terms, dtype, memory=None):
     by = token_sums_by_tree if terms.shape[1] > MANY_TOKENS else golden.token_sums
-    return by(terms, dtype)
+    return by(terms, dtype, memory)
 
 
-def token_sums_over_all_samples(terms, dtype):
+def token_sums_over_all_samples(terms, dtype, memory=None):
     rows = terms.flatten(0, 1)
     state = exact_sum.add_rows(exact_sum.new(rows.shape[1]), rows, backend="golden")
-    return exact_sum.round(state, dtype, backend="golden").expand(len(terms), -1)
+    sums = exact_sum.round(state, dtype, backend="golden").expand(len(terms), -1)
+    return written(sums, memory)
 
 
-def token_sums_rounded_twice(terms, dtype):
-    return golden.token_sums(terms, torch.float32).half().to(dtype)
+def token_sums_rounded_twice(terms, dtype, memory=None):
+    return written(golden.token_sums(terms, torch.float32).half().to(dtype), memory)
 
 
 def statistics_of_many_in_small_chunks(x, eps):
