@@ -172,8 +172,8 @@ __global__ void __launch_bounds__(THREADS, 512 / THREADS) backward_narrow(NormAr
         out.advance();
     }
     source.finish();
-    let_second_pass_start();
     if (a.state == nullptr) return;
+    if (gridDim.x > 1) let_second_pass_start();
     __syncthreads();
     sums.template merge<LANES, THREADS>(a.partials, rest, blockIdx.y * CHUNK,
                                         reinterpret_cast<double*>(ring));

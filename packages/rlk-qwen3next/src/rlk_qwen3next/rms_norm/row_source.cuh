@@ -101,6 +101,8 @@ template <typename T, typename N, int AHEAD> struct RowRing {
     // The rows in front, whose place is then given to those STAGES turns later.
     __device__ __forceinline__ void next(int turn, BackwardRow<T> (&rows)[TURN_ROWS]) {
         __pipeline_wait_prior(STAGES - 1);
+        // The wait alone does not keep the compiler from loading before it.
+        asm volatile("" ::: "memory");
         const uint4* from = words + stage * TURN_ROWS * ROW_WORDS * threads;
 #pragma unroll
         for (int u = 0; u < TURN_ROWS; ++u, from += ROW_WORDS * threads) {

@@ -162,7 +162,9 @@ __global__ void __launch_bounds__(THREADS, 1)
         }
         const long long first = place * a.columns + slice;
         // Blocks that share samples have one unit: the ring is empty.
-        let_second_pass_start();
+        if (to_scale.state.data != nullptr || to_shift.state.data != nullptr) {
+            let_second_pass_start();
+        }
         if (to_scale.state.data != nullptr) {
             scale_sums.flush_block(to_scale.state, first, a.columns - slice, ring);
         } else if (to_scale.out != nullptr) {

@@ -89,6 +89,8 @@ template <typename T, int THREADS> struct RowRing {
     // The rows in front, whose place is then given to those STAGES turns later.
     __device__ __forceinline__ void next(float (&x)[TOGETHER][ELEMENTS]) {
         __pipeline_wait_prior(STAGES - 1);
+        // The wait alone does not keep the compiler from loading before it.
+        asm volatile("" ::: "memory");
         Row* from = rows + stage * TOGETHER;
 #pragma unroll
         for (int u = 0; u < TOGETHER; ++u) {
