@@ -37,7 +37,7 @@ def gate(package, tmp_path):
         installed = run(*install, path="")
         assert installed.returncode == 0, installed.stderr
         report = tmp_path / "report.json"
-        command = [sys.executable, "-m", "rlk.cli", "gate", NAME, "--json", report, *arguments]
+        command = [sys.executable, "-m", "rlk.cli", "gate", *arguments, "--json", report]
         done = run(*command, path=site, cwd=tmp_path)
         assert report.exists(), done.stderr
         return done.returncode, json.loads(report.read_text())["records"]
@@ -55,7 +55,7 @@ def test_new_package_no_name_of_the_template_is_left(package):
 # 900 seconds: the Triton interpreter is slow on a loaded machine.
 @pytest.mark.timeout(900)
 def test_new_package_untouched_passes_every_gate(gate):
-    status, records = gate()
+    status, records = gate(NAME)
     assert {r["backend"] for r in records} == {"golden", "triton"}
     assert {r["judgment"] for r in records if r["status"] != "passed"} <= {"gpu_to_gpu"}
     assert status == 0
