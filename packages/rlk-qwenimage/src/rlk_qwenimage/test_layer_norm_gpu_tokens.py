@@ -4,6 +4,7 @@
 import pytest
 import torch
 
+from rlk.compare import assert_same_bits
 from rlk.test_support.on_gpu import BACKENDS, BF16, DEVICE
 from rlk_qwenimage.test_layer_norm_gpu_batches import assert_results, random_batch, results
 
@@ -39,17 +40,20 @@ def of_kind(tensor, kind, seed):
     return out
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", [BF16, torch.float32], ids=str)
 @pytest.mark.parametrize("size", SIZES, ids=str)
-def test_samples_of_any_number_of_tokens_have_the_bits_of_golden(size, dtype, kind, backend):
-    batch = random_batch(*size, dtype=dtype, seed=3)
-    for name in ("x", "dout"):
-        batch[name] = of_kind(batch[name], kind, len(name))
-    expected = results({name: tensor.cpu() for name, tensor in batch.items()}, "golden")
-    found = {name: tensor.cpu() for name, tensor in results(batch, backend).items()}
-    assert_results(found, expected, f"{size} {kind}")
+def test_samples_of_any_number_of_tokens_have_the_bits_of_golden(size, dtype):
+    # All kinds in one process: Triton compiles once for them.
+    for kind in KINDS:
+        batch = random_batch(*size, dtype=dtype, seed=3)
+        for name in ("x", "dout"):
+            batch[name] = of_kind(batch[name], kind, len(name))
+        expected = results({name: tensor.cpu() for name, tensor in batch.items()}, "golden")
+        for backend in BACKENDS:
+            found = results(batch, backend)
+            for name, tensor in expected.items():
+                # A NaN has the sign and payload of the processor that makes it.
+                assert_same_bits(found[name].cpu(), tensor, f"{name} {backend} {kind}")
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
