@@ -10,12 +10,14 @@ from rlk.reduce import mma_chain
 from rlk.reduce.mma_chain import hard_cases
 from rlk.reduce.mma_chain.hard_cases import LAYOUTS, integers
 from rlk.reduce.mma_chain.operands import operand
+from rlk.test_support.on_gpu import assert_equal_bits
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
-    pytest.mark.xdist_group("mma_chain"),
 ]
+# One worker for what Triton compiles for many tests, and for products that take gigabytes.
+one_worker = pytest.mark.xdist_group("mma_chain")
 BACKENDS = ("cuda", "triton")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 SHAPES = ((1, 1, 1), (3, 40, 64), (17, 9, 100), (70, 33, 257), (300, 200, 520), (2050, 130, 48))
@@ -28,6 +30,7 @@ def spread(rows: int, k: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
     return (torch.randn(rows, k, generator=generator) * size.exp2()).to(dtype)
 
 
+@one_worker
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -42,6 +45,7 @@ def test_product_small_integers_is_exact(backend, dtype, layout) -> None:
             assert_same_bits(c.cpu(), case.expected(bias, initial), f"{shape} {layout}")
 
 
+@one_worker
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("case", hard_cases.CASES, ids=lambda case: case.name)
 def test_product_hard_case_gives_hand_answer(case, backend) -> None:
@@ -52,6 +56,7 @@ def test_product_hard_case_gives_hand_answer(case, backend) -> None:
     assert_same_bits(c.cpu(), expected)
 
 
+@one_worker
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_product_of_cuda_and_triton_has_equal_bits(dtype, layout) -> None:
@@ -96,7 +101,7 @@ def test_product_by_every_tile_has_the_bits_of_the_first(dtype, reads, bias_dtyp
                     # Again: a race shows as bits that move.
                     for _ in range(3):
                         got = cuda.product(a, b, bias, initial, out, tile)
-                        assert_same_bits(got, want, f"{m} {n} {k} {out} {tile}")
+                        assert_equal_bits(got, want, f"{m} {n} {k} {out} {tile}")
 
 
 # K of 1, 2 and 6 stages; M and N of several tiles for every cluster of a GPU, at their edges too.
@@ -117,7 +122,7 @@ def test_product_of_several_tiles_a_block_has_the_bits_of_the_first(dtype, reads
             # Again: blocks that wait for one another do so in another order.
             for _ in range(10):
                 got = cuda.product(a, b, bias, None, dtype, tile)
-                assert_same_bits(got, want, f"{tile}, bias {bias is not None}")
+                assert_equal_bits(got, want, f"{tile}, bias {bias is not None}")
 
 
 @pytest.mark.parametrize("case", hard_cases.CASES, ids=lambda case: case.name)
@@ -154,6 +159,7 @@ def test_tile_of_wgmma_where_tma_cannot_read_is_refused() -> None:
         cuda.product(a, a, None, None, torch.bfloat16, tile)
 
 
+@one_worker
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_product_value_is_within_the_error_of_a_chain(backend, dtype) -> None:
@@ -166,6 +172,7 @@ def test_product_value_is_within_the_error_of_a_chain(backend, dtype) -> None:
     assert ((c - wide[0] @ wide[1].t()).abs() <= bound).all()
 
 
+@one_worker
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("k", [3072, 6144, 18432])
 @pytest.mark.parametrize("positive", [False, True], ids=["signed", "positive"])
@@ -182,6 +189,7 @@ def test_product_of_float32_error_does_not_grow_with_k(backend, k, positive) -> 
     assert ((c - wide[0] @ wide[1].t()).abs() <= bound).all()
 
 
+@one_worker
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_product_beyond_two_to_the_31_elements_reaches_the_last(backend) -> None:
     # 131080 x 16400 elements of b, then 65544 x 32776 of the result.
@@ -200,6 +208,7 @@ def test_product_beyond_two_to_the_31_elements_reaches_the_last(backend) -> None
     assert (c[-1, -1].item(), c[-1, 0].item(), c[0, -1].item()) == (16.0, 0.0, 0.0)
 
 
+@one_worker
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_product_captured_in_a_graph_gives_the_bits_of_eager(backend) -> None:
     for m in (1, 40, 500):
@@ -213,6 +222,7 @@ def test_product_captured_in_a_graph_gives_the_bits_of_eager(backend) -> None:
         assert_same_bits(captured.cpu(), eager.cpu())
 
 
+@one_worker
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("shape", [(0, 5, 3), (5, 0, 3), (0, 0, 0)], ids=str)
 def test_product_without_elements_is_empty(backend, shape) -> None:
