@@ -62,25 +62,33 @@ def not_finite(dy: torch.Tensor) -> None:
     dy[::7, 0], dy[1::5, 1], dy[2::5, 2] = torch.nan, torch.inf, -torch.inf
 
 
-KINDS = {f.__name__: f for f in (half_zeros, alternating, one_huge, opposite, not_finite)}
+KINDS = (half_zeros, alternating, one_huge, opposite, not_finite)
+# Rows that one kernel of Triton serves, by one worker: it compiles once for all tests of them.
+every_row = pytest.mark.parametrize(
+    ("name", "n"),
+    [
+        pytest.param(name, n, marks=pytest.mark.xdist_group(f"norm_passes_{name}_{n}"))
+        for name in NAMES
+        for n in COLUMNS
+    ],
+)
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", [BF16, torch.float32], ids=str)
-@pytest.mark.parametrize("name", NAMES)
-def test_states_of_unlike_rows_equal_those_of_triton(named, name, dtype, kind):
+@every_row
+def test_states_of_unlike_rows_equal_those_of_triton(named, name, n, dtype):
     norm = named(name)
-    for n in COLUMNS:
+    for kind in KINDS:
         for rows in (40, 1001):
             batch = random_batch(norm, rows, n, dtype=dtype, seed=n)
-            KINDS[kind](batch.upstream["y"])
+            kind(batch.upstream["y"])
             cuda, triton = (norm.results(batch, backend) for backend in BACKENDS)
             for tensor in cuda:
-                assert_equal(cuda[tensor], triton[tensor], f"{tensor} {rows}x{n}")
+                what = f"{tensor} {rows}x{n} {kind.__name__}"
+                assert_equal(cuda[tensor], triton[tensor], what)
 
 
-@pytest.mark.parametrize("n", COLUMNS)
-@pytest.mark.parametrize("name", NAMES)
+@every_row
 def test_states_of_few_rows_equal_those_of_triton(named, name, n):
     norm = named(name)
     for rows in FEW:
