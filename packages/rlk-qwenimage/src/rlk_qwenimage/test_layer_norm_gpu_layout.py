@@ -18,6 +18,15 @@ SAMPLES, TOKENS = 3, 21
 # A part of a chunk, two chunks, rows for blocks of 256, 384 and 1024 threads, and a longer one.
 LENGTHS = (96, 129, 512, 2048, 3072, 4104, 8200)
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+# Triton compiles for each layout and dtype: all dtypes in turn among the lengths that are multiples
+# of 16, for which it compiles apart, and among the others.
+CASES = [
+    (n, dtype, backend)
+    for backend in BACKENDS
+    for i, n in enumerate(LENGTHS)
+    for k, dtype in enumerate(DTYPES)
+    if backend == "cuda" or k == i % len(DTYPES)
+]
 
 
 def tokens_first(t):
@@ -34,12 +43,12 @@ def odd_samples(t):
 
 
 LAYOUTS = (shifted, spread, narrow, narrow_misaligned, tokens_first, odd_samples, columns_first)
+# Of one tensor alone: these change each of its strides, and which of two is larger.
+ALONE = {"cuda": LAYOUTS, "triton": (spread, tokens_first)}
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("n", LENGTHS)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_results_of_every_layout_equal_those_of_contiguous_tensors(dtype, n, backend):
+@pytest.mark.parametrize(("n", "dtype", "backend"), CASES, ids=str)
+def test_results_of_every_layout_equal_those_of_contiguous_tensors(n, dtype, backend):
     batch = random_batch(SAMPLES, TOKENS, n, dtype=dtype, seed=n)
     expected = results(batch, backend)
     for layout in LAYOUTS:
@@ -54,7 +63,7 @@ def test_results_with_one_tensor_in_another_layout_equal_those_of_none(n, backen
     batch = random_batch(SAMPLES, TOKENS, n, seed=3)
     expected = results(batch, backend)
     for only in batch:
-        for layout in LAYOUTS:
+        for layout in ALONE[backend]:
             actual = results({**batch, only: layout(batch[only])}, backend)
             assert_results(actual, expected, f"{only} {layout.__name__}")
 
