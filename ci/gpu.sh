@@ -7,7 +7,8 @@
 # RLK_GPU_WORKERS is the number of pytest's workers, 8 if unset, and half of how many parts run side
 # by side. RLK_GPU_OPERATORS names the operators that are judged, surveyed and measured, all if
 # unset; RLK_GPU_DTYPES the dtypes of the benchmark, bfloat16 if unset; RLK_GPU_ROWS its further row
-# counts, and those of the profile.
+# counts, and those of the profile. RLK_GPU_TESTS_SECONDS is how long pytest may take in `tests`, 560
+# if unset: then it is cut off, and is red whatever passed; its log says what had failed.
 #
 # Needs no installation of rlk. `tests` needs Liger: a test may be skipped for want of a second GPU
 # alone. These run only when asked for: `integration` needs transformers, diffusers and FLA,
@@ -91,9 +92,12 @@ wanted() { [[ " ${PARTS[*]} " == *" $1 "* ]]; }
 
 build() { "$PYTHON" -m rlk.cli build --all; }
 gpu_files() { grep -rlE 'pytest\.mark\.gpu|\(OperatorSuite\)' --include='test_*.py' "$@"; }
+# 30: seconds for pytest to say what it found. A shell makes what it runs in the background ignore INT,
+# and pytest would not see it.
 tests() {
     mapfile -t files < <(gpu_files core/src packages/*/src)
-    "$PYTHON" -m pytest -m gpu -n "$WORKERS" --dist loadgroup -p no:cacheprovider --durations 15 \
+    timeout -s INT -k 30 "${RLK_GPU_TESTS_SECONDS:-560}" env --default-signal=INT \
+        "$PYTHON" -m pytest -m gpu -n "$WORKERS" --dist loadgroup -p no:cacheprovider --durations 15 \
         --junitxml "$OUT/tests.xml" "${files[@]}"
 }
 integration() {

@@ -232,3 +232,13 @@ def test_machine_without_ncu_cannot_run_the_profile_alone(tmp_path, monkeypatch,
 )
 def test_starved_product_that_was_not_tried_is_red(tmp_path, document, passed):
     assert left(tmp_path, "starved-demo", document) is passed
+
+
+@pytest.mark.parametrize(("status", "passed"), [("0", True), ("124", False)])
+def test_tests_that_were_cut_off_are_red_though_none_failed(tmp_path, status, passed):
+    (tmp_path / "tests.xml").write_text("<testsuites><testcase/></testsuites>")
+    (tmp_path / "tests.log").write_text("== 1 passed in 560.00s ==\n")
+    (tmp_path / "tests.status").write_text(f"{status} 560")
+    found, *_, text = gpu_report.row(tmp_path, "tests")
+    assert found is passed
+    assert passed or text.startswith("exit status 124: ")

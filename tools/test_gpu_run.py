@@ -17,6 +17,10 @@ if [[ "$*" == "-m pytest "* ]]; then
     seen=present
     cp "${PYTHONPATH%%:*}/fla.py" "$CALLS" 2>/dev/null && seen=hidden
     echo "$*" >"$CALLS/fla-$seen"
+    if [ -n "$ENDLESS" ]; then
+        trap 'echo interrupted; exit 0' INT
+        while :; do sleep 0.1; done
+    fi
 fi
 while [ $# -gt 0 ]; do
     if [ "$1" = --json ]; then
@@ -35,9 +39,9 @@ def gpu_run(tmp_path):
     python.write_text(PYTHON)
     python.chmod(0o755)
 
-    def run(*parts, broken="", **variables):
+    def run(*parts, broken="", endless="", **variables):
         given = {f"RLK_GPU_{name.upper()}": value for name, value in variables.items()}
-        own = {"PYTHON": str(python), "CALLS": str(tmp_path), "BROKEN": broken}
+        own = {"PYTHON": str(python), "CALLS": str(tmp_path), "BROKEN": broken, "ENDLESS": endless}
         kept = {n: v for n, v in os.environ.items() if not n.startswith("RLK_GPU_")}
         command = ["bash", str(ROOT / "ci/gpu.sh"), str(tmp_path / "out")]
         command += [word for part in parts for word in ("--only", part)]
@@ -108,6 +112,13 @@ def test_run_profiles_alone_after_what_it_measures_and_only_when_asked(gpu_run, 
     assert "profile.json" not in gpu_run(operators="")
     assert "rlk.bench.profile" not in (tmp_path / "calls").read_text()
     assert "profile.json" in gpu_run("profile")
+
+
+def test_run_of_tests_that_do_not_end_is_interrupted_and_red(gpu_run, tmp_path):
+    gpu_run("tests", endless="yes", tests_seconds="1")
+    assert (tmp_path / "out" / "tests.log").read_text() == "interrupted\n"
+    # Whatever pytest's own status is.
+    assert (tmp_path / "out" / "tests.status").read_text().startswith("124 ")
 
 
 @pytest.mark.parametrize("arguments", [(), ("out", "--only"), ("out", "--only", "speed")])
