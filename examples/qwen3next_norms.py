@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from replay import ARRANGEMENTS, Counts, Recorded, Replay, Results, refuse_without
+from replay import ARRANGEMENTS, Counts, Recorded, Replay, Results, differing_bits, refuse_without
 from torch import nn
 
 try:
@@ -52,6 +52,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     on_gpu = options.device != "cpu"
     options.dtype = options.dtype or ("bfloat16" if on_gpu else "float32")
     options.tokens = options.tokens or (512 if on_gpu else 48)
+    # Rows of the largest batch in which rows of a site are sought that differ.
+    options.most_rows = 1 << (18 if on_gpu else 12)
     options.backend = options.backend or (["cuda", "triton"] if on_gpu else ["golden"])
     return options
 
@@ -119,6 +121,22 @@ def run(module: nn.Module, inputs: list[torch.Tensor], dy: torch.Tensor) -> Resu
     return {"y": y.detach(), **dict(zip((*names, DWEIGHT), gradients, strict=True))}
 
 
+def other_size(module: nn.Module, recorded: Recorded, most: int) -> dict[str, int] | None:
+    """The smallest batch, of a power of two of these rows again and again, in which rows differ.
+
+    From those in the whole batch, in any result; None if they do in no batch of up to `most` rows.
+    """
+    site, total = replay(module, lambda chunks, parts: {}), recorded.dy.shape[0]
+    whole = site.rows_of(site.run(*recorded.rows(slice(None))))
+    for size in (1 << power for power in range(most.bit_length())):
+        rows = torch.arange(size, device=recorded.dy.device) % total
+        found = site.rows_of(site.run(*recorded.rows(rows)))
+        other = [differing_bits(t, whole[name][rows]).any(-1) for name, t in found.items()]
+        if differing := int(torch.stack(other).any(0).sum()):
+            return {"batch": size, "rows": differing}
+    return None
+
+
 def replay(module: nn.Module, chunked: Callable[..., Results]) -> Replay:
     """One norm as a site to be replayed."""
     return Replay(lambda inputs, dy: run(module, inputs, dy), (DWEIGHT,), chunked=chunked)
@@ -158,8 +176,12 @@ def replay_sites(
         def accumulated(chunks: Any, parts: list[Results]) -> Results:
             return {DWEIGHT: sum(part[DWEIGHT] for part in parts)}
 
-        found = replay(module, accumulated).differing(records[site.path], options.rows)
-        results.append({**row, "unpatched": found, "patched": {}})
+        recorded = records[site.path]
+        found = replay(module, accumulated).differing(recorded, options.rows)
+        row = {**row, "unpatched": found, "patched": {}}
+        if not any(totals(found)[:-1]):
+            row["other_size"] = other_size(module, recorded, options.most_rows)
+        results.append(row)
     patch(model)
     for site, row in zip(sites, results, strict=True):
         module, recorded = model.get_submodule(site.path), records[site.path]
@@ -211,7 +233,13 @@ def print_summary(results: list[dict[str, Any]], options: argparse.Namespace) ->
     count = len(results)
     print(f"\nunpatched: rows differ at {in_rows} of {count} sites, {DWEIGHT} at {in_dweight}")
     print(f"patched: {patched} rows or columns differ at {count} sites")
-    if not in_rows:
+    for row in results:
+        if "other_size" in row and (size := row["other_size"]):
+            print(f"  {row['site']}: in a batch of {size['batch']} rows {size['rows']} differ")
+    alike = sum("other_size" in row and not row["other_size"] for row in results)
+    if alike:
+        print(f"  At {alike} sites rows differ in no batch of 1 to {options.most_rows} rows.")
+    if not in_rows and not any(row.get("other_size") for row in results):
         print(f"  On {options.device} the unpatched norms add along a row in one order.")
         print(f"  {DWEIGHT}, a sum over rows, is where company shows here.")
     if not in_rows and not in_dweight:

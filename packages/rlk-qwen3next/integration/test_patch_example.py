@@ -109,6 +109,25 @@ def test_example_without_any_patch_is_not_believed(example, monkeypatch):
         example.main(FEW)
 
 
+class OtherFrom64(torch.nn.Module):
+    """Rows of 64 and more have one bit more in their first column."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(8))
+
+    def forward(self, x):
+        y = x * self.weight
+        return y + torch.eye(8)[0] * (len(x) >= 64)
+
+
+def test_example_names_the_first_size_at_which_unpatched_rows_differ(example):
+    rows = torch.randn(24, 8, generator=torch.Generator().manual_seed(3))
+    recorded = example.Recorded([rows], rows)
+    assert example.other_size(OtherFrom64(), recorded, 128) == {"batch": 64, "rows": 64}
+    assert example.other_size(OtherFrom64(), recorded, 32) is None
+
+
 @pytest.mark.parametrize(
     ("path", "class_name"),
     [("model.embed_tokens", "Embedding"), ("model.layers.0.input_layernorm", "Qwen3NextRMSNorm")],
@@ -135,3 +154,5 @@ def test_example_on_a_gpu_finds_company_in_unpatched_norms_and_none_patched(tmp_
     assert_patched_sites_agree(document, ["cuda", "triton"])
     unpatched = [site["unpatched"] for site in document["sites"]]
     assert sum(summed(counts, "rows") + summed(counts, "dweight") for counts in unpatched) > 0
+    for site in document["sites"]:
+        assert ("other_size" in site) == (summed(site["unpatched"], "rows") == 0)
