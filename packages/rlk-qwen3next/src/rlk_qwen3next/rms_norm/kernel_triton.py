@@ -42,6 +42,8 @@ WIDEST = 4096
 WARP_COLUMNS = 256
 # 16: warps of a multiprocessor that the registers of these kernels leave room for.
 BACKWARD_WARPS = 16
+# 3 stages: two more blocks are on their way while one is computed.
+STAGES = 3
 
 
 @triton.jit
@@ -173,8 +175,7 @@ def blocking(x: torch.Tensor, resident_warps: int) -> tuple[tuple[int], dict[str
     resident = multiprocessors(x.device) * resident_warps // warps
     # Levels of exact sums have room for so many blocks.
     grid = max(min(blocks, resident), triton.cdiv(blocks, MAX_TERMS.value))
-    # 2 stages: the next block is on its way while one is computed.
-    meta = {"WHOLE": True, "FULL": n == width, "STAGES": 2, "ROWS": height, "COLUMNS": width}
+    meta = {"WHOLE": True, "FULL": n == width, "STAGES": STAGES, "ROWS": height, "COLUMNS": width}
     # 2048: 65536 registers of a multiprocessor over the 32 threads of a warp.
     return (grid,), meta | {"num_warps": warps, "maxnreg": 2048 // resident_warps}
 
