@@ -26,6 +26,32 @@ _ROUND_TO_FIELD = tl.constexpr(12582912.0 + 126.0)
 _INTERPRETED = tl.constexpr(interpreter.is_enabled())
 
 
+def _reciprocals() -> str:
+    """PTX of `reciprocals`: operands 0 to 7 from 8 to 15."""
+    lanes = range(8)
+    numbers = ", ".join(f"d{i}" for i in lanes)
+    return "\n".join([
+        f"{{ .reg .pred near; .reg .u32 top, u<8>; .reg .f32 e<8>, y<8>, {numbers};",
+        *(f"mov.b32 u{i}, ${8 + i}; mov.b32 d{i}, u{i};" for i in lanes),
+        # Patterns of positive numbers are in their order, and those of NaN above them.
+        "max.u32 top, u0, u1;",
+        *(f"max.u32 top, top, u{i};" for i in lanes[2:]),
+        "setp.lt.u32 near, top, 0x7E800000;",  # 2^126
+        "@near bra NEAR;",
+        *(f"rcp.rn.f32 ${i}, d{i};" for i in lanes),
+        "bra DONE;",
+        "NEAR:",
+        *(f"rcp.approx.ftz.f32 y{i}, d{i};" for i in lanes),
+        *(f"neg.f32 e{i}, d{i}; fma.rn.f32 e{i}, e{i}, y{i}, 0f3F800000;" for i in lanes),
+        *(f"fma.rn.f32 ${i}, y{i}, e{i}, y{i};" for i in lanes),
+        "DONE:",
+        "}",
+    ])  # fmt: skip
+
+
+_RECIPROCALS = tl.constexpr(_reciprocals())
+
+
 @triton.jit
 def fma(a, b, c):
     """a * b + c, rounded once."""
@@ -56,6 +82,24 @@ def reciprocal(x):
         result = tl.inline_asm_elementwise(
             "rcp.rn.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
         )
+    return result
+
+
+@triton.jit
+def reciprocals(x):
+    """`reciprocal` of numbers from 1 on, eight of a thread at a time.
+
+    One test of the range serves eight, so that no branch stands between their operations. Below
+    2^126 they are an estimate and one Newton step, as hardware division takes them. A kernel that
+    calls this allows `check_ptx` the estimate; a test of device_cuda.cuh holds all numbers to it.
+    """
+    if _INTERPRETED:
+        result = tl.div_rn(1.0, x)
+    else:
+        result = tl.inline_asm_elementwise(
+            _RECIPROCALS, "=f,=f,=f,=f,=f,=f,=f,=f,f,f,f,f,f,f,f,f", [x],
+            dtype=tl.float32, is_pure=True, pack=8,
+        )  # fmt: skip
     return result
 
 
@@ -120,7 +164,7 @@ def _one_plus_exp_negated(x):
 @triton.jit
 def sigmoid(x):
     """1 / (1 + e^-x)."""
-    return reciprocal(_one_plus_exp_negated(x))
+    return reciprocals(_one_plus_exp_negated(x))
 
 
 @triton.jit

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""adaln_mod_projection in Triton: SiLU and its derivative around products of the MMA chain."""
+"""adaln_mod_projection in Triton: SiLU and its derivative around products of the MMA chain.
+
+check_ptx: allow rcp.approx.ftz.f32 (`reciprocals` rounds it correctly)
+"""
 
 import torch
 import triton
