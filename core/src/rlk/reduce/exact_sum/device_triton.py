@@ -17,19 +17,21 @@ SPECIAL = tl.constexpr(254)
 # 256 rows of 24-bit significands shifted by up to 31 stay below 2^63.
 MAX_ROWS = tl.constexpr(256)
 WINDOW = tl.constexpr(32)
-# A term below 2^40 is cut into multiples of 2^-4, below half of that multiples of 2^-48, and what
-# is left. Where it is 0 or at least 2^-69, that is a multiple of 2^-92. 256 terms of each level are
-# then below 2^53 of its multiples, so that no FP64 addition rounds.
+# Levels hold terms of a window of binades: multiples of a unit, and below half of it multiples of
+# 2^-46 units. 256 terms below 2^45 units, none of them but 0 below 2^-23 units, are of each level
+# at most 2^53 of its multiples, so that no FP64 addition rounds.
 MAX_TERMS = tl.constexpr(256)
-LARGEST = tl.constexpr(2.0**40)
-SMALLEST = tl.constexpr(2.0**-69)
-# FP64 numbers of this size are multiples of the level's: adding one and taking it away rounds.
-_ROUND_TO_FIRST = tl.constexpr(1.5 * 2.0 ** (52 - 4))
-_ROUND_TO_SECOND = tl.constexpr(1.5 * 2.0 ** (52 - 48))
-# 149: limbs count multiples of 2^-149.
-_FIRST_BASE = tl.constexpr(149 - 4)
-_SECOND_BASE = tl.constexpr(149 - 48)
-_THIRD_BASE = tl.constexpr(149 - 92)
+_LARGEST = tl.constexpr(2.0**45)
+_SMALLEST = tl.constexpr(2.0**-23)
+# FP64 numbers of so many units are multiples of it: adding one and taking it away rounds.
+_ROUND_TO_UNIT = tl.constexpr(1.5 * 2.0**52)
+# 33: binades between a unit and the largest term that it is chosen by. Terms 2^11 times as large
+# and 2^-56 times as small are still in the window.
+_UNIT_BELOW = tl.constexpr(33)
+# Exponent fields of units whose windows hold normal numbers only, and of the unit 2^-33.
+_LOWEST_UNIT = tl.constexpr(127 - 103)
+_HIGHEST_UNIT = tl.constexpr(127 + 72)
+_USUAL_UNIT = tl.constexpr(127 - 33)
 
 
 @triton.jit
@@ -57,51 +59,69 @@ def add_block(state_ptr, column_offsets, columns, c, mask):
 
 
 @triton.jit
-def no_terms(ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Empty levels, and a note of terms that they do not take, for `add_terms`."""
-    level = tl.zeros((ROWS, COLUMNS), tl.float64)
-    return level, level, level, tl.zeros((ROWS, COLUMNS // 8), tl.int32)
+def window(c):
+    """The unit of levels for terms like c: a power of two, FP32. No bit of a sum depends on it."""
+    exponent = tl.max((c.to(tl.int32, bitcast=True) >> 23) & 255)
+    unit = tl.minimum(tl.maximum(exponent - _UNIT_BELOW, _LOWEST_UNIT), _HIGHEST_UNIT)
+    # All are zero, or one is no number.
+    unit = tl.where((exponent == 0) | (exponent == 255), _USUAL_UNIT, unit)
+    return (unit << 23).to(tl.float32, bitcast=True)
 
 
 @triton.jit
-def add_terms(first, second, third, missed, c):
+def no_terms(ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Empty levels, and a note of terms that they do not take, for `add_terms`."""
+    level = tl.zeros((ROWS, COLUMNS), tl.float64)
+    return level, level, tl.zeros((ROWS, COLUMNS // 8), tl.int32)
+
+
+@triton.jit
+def add_terms(upper, lower, missed, c, unit):
     """Add FP32 contributions c [R, C] that `takes` to levels of at most 255 before; note others.
 
     Levels are sums of each place of a block: nothing crosses threads before `add_levels`.
     """
-    taken = takes(c)
-    rest = tl.where(taken, c, 0.0).to(tl.float64)
-    head = (rest + _ROUND_TO_FIRST) - _ROUND_TO_FIRST
-    first += head
-    rest -= head
-    head = (rest + _ROUND_TO_SECOND) - _ROUND_TO_SECOND
-    second += head
-    third += rest - head
+    taken = tl.where(_inside(c, unit), c, 0.0)
+    rest = taken.to(tl.float64)
+    shift = unit.to(tl.float64) * _ROUND_TO_UNIT
+    head = (rest + shift) - shift
+    upper += head
+    lower += rest - head
+    # Not zero where a term is lost; zeros of either sign are not.
+    lost = (c.to(tl.int32, bitcast=True) ^ taken.to(tl.int32, bitcast=True)) & 0x7FFFFFFF
     # Eight columns are those of a thread.
-    eight = tl.reshape(tl.where(taken, 0, 1), (c.shape[0], c.shape[1] // 8, 8))
-    return first, second, third, missed | tl.max(eight, 2)
+    eight = tl.reshape(lost, (c.shape[0], c.shape[1] // 8, 8))
+    return upper, lower, missed | tl.max(eight, 2)
 
 
 @triton.jit
-def takes(c):
-    """Where contributions fit the levels of `add_terms`; NaN and Inf do not."""
+def _inside(c, unit):
+    """Where contributions are numbers that levels hold; zeros, which add nothing, are not."""
     magnitude = tl.abs(c)
-    return (magnitude < LARGEST) & ((magnitude >= SMALLEST) | (c == 0.0))
+    return (magnitude < unit * _LARGEST) & (magnitude >= unit * _SMALLEST)
 
 
 @triton.jit
-def add_levels(state_ptr, column_offsets, columns, first, second, third):
+def takes(c, unit):
+    """Where contributions need no more than `add_terms`; NaN and Inf do."""
+    return _inside(c, unit) | (c == 0.0)
+
+
+@triton.jit
+def add_levels(state_ptr, column_offsets, columns, upper, lower, unit):
     """Add levels [R, C], R <= 256, to the state."""
-    _add_level(state_ptr, column_offsets, columns, first * 2.0**4, _FIRST_BASE)
-    _add_level(state_ptr, column_offsets, columns, second * 2.0**48, _SECOND_BASE)
-    _add_level(state_ptr, column_offsets, columns, third * 2.0**92, _THIRD_BASE)
+    exponent = unit.to(tl.int32, bitcast=True) >> 23
+    inverse = ((254 - exponent) << 23).to(tl.float32, bitcast=True).to(tl.float64)
+    # Limbs count multiples of 2^-149, an exponent field those of 2^-127.
+    base = exponent + (149 - 127)
+    _add_level(state_ptr, column_offsets, columns, upper * inverse, base)
+    _add_level(state_ptr, column_offsets, columns, lower * (inverse * 2.0**46), base - 46)
 
 
 @triton.jit
-def _add_level(state_ptr, column_offsets, columns, multiples, BASE: tl.constexpr):
+def _add_level(state_ptr, column_offsets, columns, multiples, base):
     total = tl.sum(multiples.to(tl.int64), 0)  # [C]
-    base = tl.full(total.shape, BASE, tl.int32)
-    add_limbs(state_ptr, column_offsets, columns, total, base)
+    add_limbs(state_ptr, column_offsets, columns, total, tl.zeros(total.shape, tl.int32) + base)
 
 
 @triton.jit

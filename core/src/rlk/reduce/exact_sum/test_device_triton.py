@@ -27,6 +27,7 @@ from rlk.reduce.exact_sum.device_triton import (  # noqa: E402
     add_terms,
     no_terms,
     takes,
+    window,
 )
 
 DEVICE = "cpu" if interpreter.is_enabled() else "cuda"
@@ -82,15 +83,16 @@ def add_levels_kernel(  # type: ignore[no-untyped-def]
 ):
     row, column = tl.arange(0, ROWS), tl.arange(0, COLUMNS)
     at = row[:, None] * COLUMNS + column[None, :]
-    first, second, third, missed = no_terms(ROWS, COLUMNS)
+    unit = window(tl.load(c_ptr + at))
+    upper, lower, missed = no_terms(ROWS, COLUMNS)
     for block in range(blocks):
         c = tl.load(c_ptr + block * ROWS * COLUMNS + at)
-        first, second, third, missed = add_terms(first, second, third, missed, c)
-    add_levels(state_ptr, column, COLUMNS, first, second, third)
+        upper, lower, missed = add_terms(upper, lower, missed, c, unit)
+    add_levels(state_ptr, column, COLUMNS, upper, lower, unit)
     tl.store(noted_ptr, tl.max(missed))
     for block in range(blocks):
         c = tl.load(c_ptr + block * ROWS * COLUMNS + at)
-        add_block(state_ptr, column, COLUMNS, c, ~takes(c))
+        add_block(state_ptr, column, COLUMNS, c, ~takes(c, unit))
 
 
 def level_sum(c: torch.Tensor) -> tuple[torch.Tensor, bool]:
@@ -108,48 +110,68 @@ def golden_sum(c: torch.Tensor) -> torch.Tensor:
     return exact_sum.round(state, torch.float32, backend="golden")
 
 
-# Magnitudes at both ends of what levels take, where they cut, and between.
-@pytest.mark.parametrize("exponent", [-69, -50, -49, -48, -6, -5, -4, 0, 38, 39])
-def test_levels_full_of_the_largest_terms_do_not_round(exponent: int) -> None:
-    generator = torch.Generator().manual_seed(exponent + 100)
+# A first term chooses the unit 2^-33 below its binade, within bounds; windows of it are from 2^-23
+# to 2^45 units. Terms at both ends, where levels cut, and between; then at both ends of FP32.
+@pytest.mark.parametrize(
+    ("first", "exponent"),
+    [(0, e) for e in (-56, -40, -35, -34, -33, -20, 0, 10, 11)]
+    + [(-149, -126), (-100, -126), (-71, -126), (127, 116), (127, 104), (105, 49)],
+)
+def test_levels_full_of_the_largest_terms_do_not_round(first: int, exponent: int) -> None:
+    generator = torch.Generator().manual_seed(exponent + 200)
     significands = 2 - torch.randint(1, 9, (MAX_TERMS.value, 2, 8), generator=generator) * 2.0**-23
     c = significands * 2.0**exponent
     c[:, :, 1::2] *= -1
+    c[0] = 0
+    c[0, 0, 0] = 2.0**first
     sums, noted = level_sum(c)
-    assert not noted
+    # A subnormal first term is as zero, and the largest is beyond the last window.
+    assert noted == (first in (-149, 127))
     assert_same_bits(sums, golden_sum(c))
 
 
-# Of each level the largest terms, and small ones that it, the next or the last takes.
-@pytest.mark.parametrize(
-    ("large", "small"), [(39, 19), (39, 9), (39, -40), (39, -69), (-6, -29), (-6, -69)]
-)
+# Of each level the largest terms, and small ones that it or the next takes.
+@pytest.mark.parametrize(("large", "small"), [(11, -9), (11, -19), (11, -56), (-34, -56)])
 def test_levels_small_terms_survive_large_ones_that_cancel(large: int, small: int) -> None:
     generator = torch.Generator().manual_seed(3)
+    one = torch.ones(1, 2, 8)
     big = (2 - 2.0**-23) * torch.full((100, 2, 8), 2.0**large)
-    odd = 1 + torch.randint(0, 1 << 22, (56, 2, 8), generator=generator) * 2.0**-22 + 2.0**-23
-    c = torch.cat([big, odd * 2.0**small, -big])
+    odd = 1 + torch.randint(0, 1 << 22, (54, 2, 8), generator=generator) * 2.0**-22 + 2.0**-23
+    c = torch.cat([one, big, odd * 2.0**small, -big, -one])
     sums, noted = level_sum(c)
     assert not noted
     assert_same_bits(sums, golden_sum(c))
 
 
-def test_levels_of_any_magnitudes_keep_small_terms() -> None:
+@pytest.mark.parametrize("scale", [-80, -40, 0, 40, 80])
+def test_levels_of_any_magnitudes_keep_small_terms(scale: int) -> None:
     generator = torch.Generator().manual_seed(7)
     c = torch.randn(64, 4, 8, generator=generator)
-    c = torch.ldexp(c, torch.randint(-60, 36, c.shape, generator=generator))
-    c = torch.cat([c, -c[::2], torch.zeros(1, 4, 8)])
+    c = torch.ldexp(c, torch.randint(-20, 8, c.shape, generator=generator))
+    c = torch.cat([torch.ones(1, 4, 8), c, -c[::2], torch.zeros(1, 4, 8)])
+    c = torch.ldexp(c, torch.tensor(scale))
     sums, noted = level_sum(c)
     assert not noted
     assert_same_bits(sums, golden_sum(c))
 
 
-@pytest.mark.parametrize("other", [2.0**40, -(2.0**127), 2.0**-70, 2.0**-149, torch.inf, torch.nan])
+@pytest.mark.parametrize("other", [2.0**12, -(2.0**127), 2.0**-57, 2.0**-149, torch.inf, torch.nan])
 def test_levels_note_what_they_do_not_take(other: float) -> None:
     c = torch.ones(3, 2, 8)
     c[1, 1, 3] = other
     sums, noted = level_sum(c)
     assert noted
+    assert_same_bits(sums, golden_sum(c))
+
+
+# What cannot choose a unit: zeros, and numbers beside what is none.
+@pytest.mark.parametrize("other", [0.0, -0.0, torch.inf, torch.nan])
+def test_levels_of_a_first_block_without_a_size_take_usual_terms(other: float) -> None:
+    c = torch.full((3, 2, 8), 3.0)
+    c[0] = 0.0
+    c[0, :, ::2] = other
+    sums, noted = level_sum(c)
+    assert noted == (other != 0.0)
     assert_same_bits(sums, golden_sum(c))
 
 

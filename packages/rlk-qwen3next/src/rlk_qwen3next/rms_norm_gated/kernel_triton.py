@@ -17,7 +17,14 @@ from rlk.math.device_triton import (
     silu_derivative,
 )
 from rlk.reduce import exact_sum
-from rlk.reduce.exact_sum.device_triton import add_block, add_levels, add_terms, no_terms, takes
+from rlk.reduce.exact_sum.device_triton import (
+    add_block,
+    add_levels,
+    add_terms,
+    no_terms,
+    takes,
+    window,
+)
 from rlk.reduce.exact_sum.kernel_triton import normalise_
 from rlk.reduce.row_sum.device_triton import chunk_dot, row_dot
 
@@ -159,6 +166,22 @@ def backward_chunks(
 
 
 @triton.jit
+def weight_terms(
+    dy, x, gate, rstd_in, block, rows, n,
+    dy_row, dy_column, x_row, x_column, gate_row, gate_column, rstd_row,
+    SILU: tl.constexpr, FULL: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Terms of dweight of a block of whole rows, zero beyond them."""
+    row = tl.cast(block, tl.int64) * ROWS + tl.arange(0, ROWS)  # [R]
+    mask = row < rows
+    rstd = tl.load(rstd_in + row * rstd_row, mask=mask, other=0.0)
+    upstream = load_rows(dy, row, mask, n, dy_row, dy_column, FULL, WIDTH)
+    values = load_rows(x, row, mask, n, x_row, x_column, FULL, WIDTH)
+    z = load_rows(gate, row, mask, n, gate_row, gate_column, FULL, WIDTH)
+    return upstream * normalised(values, rstd, n, FULL) * activate(z, SILU)
+
+
+@triton.jit
 def backward_blocks(
     dy, x, gate, weight, rstd_in, dx, dgate, state, rows, n,
     dy_row, dy_column, x_row, x_column, gate_row, gate_column, weight_column, rstd_row,
@@ -170,7 +193,14 @@ def backward_blocks(
     """The backward of a program's blocks of whole rows."""
     columns = tl.arange(0, WIDTH)
     factor = offset_weight(weight, weight_offset, 0, n, weight_column, WIDTH)[None, :]
-    first, second, third, missed = no_terms(ROWS, WIDTH)
+    if NEED_WEIGHT:
+        seen = weight_terms(
+            dy, x, gate, rstd_in, tl.program_id(0), rows, n,
+            dy_row, dy_column, x_row, x_column, gate_row, gate_column, rstd_row,
+            SILU, FULL, ROWS, WIDTH,
+        )  # fmt: skip
+        unit = window(seen)
+        upper, lower, missed = no_terms(ROWS, WIDTH)
     blocks = tl.cdiv(rows, ROWS)
     for block in tl.range(tl.program_id(0), blocks, tl.num_programs(0), num_stages=STAGES):
         row = tl.cast(block, tl.int64) * ROWS + tl.arange(0, ROWS)  # [R]
@@ -188,20 +218,17 @@ def backward_blocks(
             gradient = upstream * xhat * factor * activate_derivative(z, SILU)
             store_rows(dgate, gradient, row, mask, n, FULL, WIDTH)
         if NEED_WEIGHT:
-            terms = upstream * xhat * act
-            first, second, third, missed = add_terms(first, second, third, missed, terms)
+            upper, lower, missed = add_terms(upper, lower, missed, upstream * xhat * act, unit)
     if NEED_WEIGHT:
-        add_levels(state, columns, n, first, second, third)
+        add_levels(state, columns, n, upper, lower, unit)
         if tl.max(missed) > 0:
             for block in range(tl.program_id(0), blocks, tl.num_programs(0)):
-                row = tl.cast(block, tl.int64) * ROWS + tl.arange(0, ROWS)  # [R]
-                mask = row < rows
-                rstd = tl.load(rstd_in + row * rstd_row, mask=mask, other=0.0)
-                upstream = load_rows(dy, row, mask, n, dy_row, dy_column, FULL, WIDTH)
-                values = load_rows(x, row, mask, n, x_row, x_column, FULL, WIDTH)
-                z = load_rows(gate, row, mask, n, gate_row, gate_column, FULL, WIDTH)
-                terms = upstream * normalised(values, rstd, n, FULL) * activate(z, SILU)
-                add_block(state, columns, n, terms, ~takes(terms))
+                terms = weight_terms(
+                    dy, x, gate, rstd_in, block, rows, n,
+                    dy_row, dy_column, x_row, x_column, gate_row, gate_column, rstd_row,
+                    SILU, FULL, ROWS, WIDTH,
+                )  # fmt: skip
+                add_block(state, columns, n, terms, ~takes(terms, unit))
 
 
 @triton.jit

@@ -17,6 +17,7 @@ from rlk.reduce.exact_sum.device_triton import (
     add_terms,
     no_terms,
     takes,
+    window,
 )
 from rlk.reduce.exact_sum.kernel_triton import normalise_, round_into
 from rlk.reduce.row_sum.device_triton import chunk_dot, chunk_sum
@@ -40,6 +41,8 @@ SUM_COLUMNS = 256
 # 3: programs of a multiprocessor, each 4 warps with the levels of two sums in 168 registers.
 SUM_PROGRAMS = 3
 SUM_REGISTERS = 168
+# 3 stages: two more blocks are on their way while one is added.
+SUM_STAGES = 3
 # 8: samples of so few tokens have blocks of them all, whose terms need no levels.
 FEW_TOKENS = 8
 FEW_COLUMNS = 512
@@ -129,7 +132,7 @@ def layer_norm_modulate_sums(
     dout, x, mean_in, rstd_in, scale_state, shift_state, first, samples, tokens, parts, n,
     dout_sample, dout_token, dout_column, x_sample, x_token, x_column,
     mean_sample, mean_token, rstd_sample, rstd_token,
-    NEED_SCALE: tl.constexpr, NEED_SHIFT: tl.constexpr, LEVELS: tl.constexpr,
+    NEED_SCALE: tl.constexpr, NEED_SHIFT: tl.constexpr, LEVELS: tl.constexpr, STAGES: tl.constexpr,
     TOKENS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Some columns of one part of the tokens of a sample, from `first` on, to their states.
@@ -147,28 +150,34 @@ def layer_norm_modulate_sums(
     width = tl.cast(samples, tl.int64) * n
     blocks = tl.cdiv(tokens, TOKENS)
     missed = 1
+    shift_unit, scale_unit = 1.0, 1.0
     if LEVELS:
-        scale_1, scale_2, scale_3, notes = no_terms(TOKENS, COLUMNS)
-        shift_1, shift_2, shift_3, _ = no_terms(TOKENS, COLUMNS)
-        # 2 stages: the next block is on its way while one is added.
-        for block in tl.range(part, blocks, parts, num_stages=2):
+        upstream, product = token_terms(
+            dout, x, mean_in, rstd_in, sample, part, tokens, start, n,
+            dout_sample, dout_token, dout_column, x_sample, x_token, x_column,
+            mean_sample, mean_token, rstd_sample, rstd_token, NEED_SCALE, TOKENS, COLUMNS,
+        )  # fmt: skip
+        shift_unit, scale_unit = window(upstream), window(product)
+        scale_upper, scale_lower, notes = no_terms(TOKENS, COLUMNS)
+        shift_upper, shift_lower, _ = no_terms(TOKENS, COLUMNS)
+        for block in tl.range(part, blocks, parts, num_stages=STAGES):
             upstream, product = token_terms(
                 dout, x, mean_in, rstd_in, sample, block, tokens, start, n,
                 dout_sample, dout_token, dout_column, x_sample, x_token, x_column,
                 mean_sample, mean_token, rstd_sample, rstd_token, NEED_SCALE, TOKENS, COLUMNS,
             )  # fmt: skip
             if NEED_SCALE:
-                scale_1, scale_2, scale_3, notes = add_terms(
-                    scale_1, scale_2, scale_3, notes, product
+                scale_upper, scale_lower, notes = add_terms(
+                    scale_upper, scale_lower, notes, product, scale_unit
                 )
             if NEED_SHIFT:
-                shift_1, shift_2, shift_3, notes = add_terms(
-                    shift_1, shift_2, shift_3, notes, upstream
+                shift_upper, shift_lower, notes = add_terms(
+                    shift_upper, shift_lower, notes, upstream, shift_unit
                 )
         if NEED_SCALE:
-            add_levels(scale_state, sums, width, scale_1, scale_2, scale_3)
+            add_levels(scale_state, sums, width, scale_upper, scale_lower, scale_unit)
         if NEED_SHIFT:
-            add_levels(shift_state, sums, width, shift_1, shift_2, shift_3)
+            add_levels(shift_state, sums, width, shift_upper, shift_lower, shift_unit)
         missed = tl.max(notes)
     if missed > 0:
         for block in range(part, blocks, parts):
@@ -178,16 +187,18 @@ def layer_norm_modulate_sums(
                 mean_sample, mean_token, rstd_sample, rstd_token, NEED_SCALE, TOKENS, COLUMNS,
             )  # fmt: skip
             if NEED_SCALE:
-                add_block(scale_state, sums, width, product, not_added(product, LEVELS))
+                left = not_added(product, scale_unit, LEVELS)
+                add_block(scale_state, sums, width, product, left)
             if NEED_SHIFT:
-                add_block(shift_state, sums, width, upstream, not_added(upstream, LEVELS))
+                left = not_added(upstream, shift_unit, LEVELS)
+                add_block(shift_state, sums, width, upstream, left)
 
 
 @triton.jit
-def not_added(terms, LEVELS: tl.constexpr):
+def not_added(terms, unit, LEVELS: tl.constexpr):
     """Where terms are left to `add_block`: all are without levels."""
     if LEVELS:
-        left = ~takes(terms)
+        left = ~takes(terms, unit)
     else:
         left = terms != 0.0
     return left
@@ -309,5 +320,5 @@ def add_tokens(
         first, count, tokens, parts, n,
         *dout.stride(), *x.stride(), *mean.stride(), *rstd.stride(),
         NEED_SCALE="scale" in states, NEED_SHIFT="shift" in states, LEVELS=not few,
-        TOKENS=rows, COLUMNS=columns, **options,
+        STAGES=SUM_STAGES, TOKENS=rows, COLUMNS=columns, **options,
     )  # fmt: skip
