@@ -21,10 +21,17 @@ def token_rows(row, tokens, sample_stride, token_stride):
 
 
 @triton.jit
-def load_chunk(base, row_offsets, row_mask, start, n, stride, CHUNK: tl.constexpr):
-    """FP32 values [R, CHUNK] of rows at `row_offsets`, zero beyond the row or the batch."""
+def load_chunk(
+    base, row_offsets, row_mask, start, n, stride, CHUNK: tl.constexpr, FULL: tl.constexpr = False
+):
+    """FP32 values [R, CHUNK] of rows at `row_offsets`, zero beyond the row or the batch.
+
+    FULL says that no chunk is beyond the row.
+    """
     columns = start + tl.arange(0, CHUNK)
-    mask = row_mask[:, None] & (columns < n)[None, :]
+    mask = row_mask[:, None]
+    if not FULL:
+        mask = mask & (columns < n)[None, :]
     offsets = row_offsets[:, None] + columns.to(tl.int64)[None, :] * stride
     return tl.load(base + offsets, mask=mask, other=0.0).to(tl.float32)
 
@@ -45,19 +52,27 @@ def row_mean(total, n):
 
 
 @triton.jit
-def load_centred(x, row_offsets, row_mask, start, n, stride, mean, CHUNK: tl.constexpr):
+def centre(values, mean, start, n):
     """x - mean [R, CHUNK], zero beyond the row, where 0 - mean would be a term."""
-    columns = start + tl.arange(0, CHUNK)
-    values = load_chunk(x, row_offsets, row_mask, start, n, stride, CHUNK)
+    columns = start + tl.arange(0, values.shape[1])
     return tl.where((columns < n)[None, :], values - mean[:, None], 0.0)
 
 
 @triton.jit
-def load_xhat(x, row_offsets, row_mask, start, n, stride, mean, rstd, CHUNK: tl.constexpr):
+def normalise(values, mean, rstd, start, n, FULL: tl.constexpr = False):
     """(x - mean) * rstd [R, CHUNK], zero beyond the row, where an infinite rstd would make NaN."""
-    columns = start + tl.arange(0, CHUNK)
-    centred = load_centred(x, row_offsets, row_mask, start, n, stride, mean, CHUNK)
-    return tl.where((columns < n)[None, :], centred * rstd[:, None], 0.0)
+    xhat = (values - mean[:, None]) * rstd[:, None]
+    if not FULL:
+        columns = start + tl.arange(0, values.shape[1])
+        xhat = tl.where((columns < n)[None, :], xhat, 0.0)
+    return xhat
+
+
+@triton.jit
+def inverse_root(squares, n, eps):
+    """rstd [R] of sums of squares."""
+    root = sqrt(row_mean(squares, n) + eps)
+    return divide(tl.zeros_like(root) + 1.0, root)
 
 
 @triton.jit
@@ -71,10 +86,10 @@ def statistics(x, rows, mask, n, column_stride, eps, ROWS: tl.constexpr, CHUNK: 
     squares = tl.zeros([ROWS], tl.float32)
     # ORDER: the same
     for start in range(0, n, CHUNK):
-        centred = load_centred(x, rows, mask, start, n, column_stride, mean, CHUNK)
+        values = load_chunk(x, rows, mask, start, n, column_stride, CHUNK)
+        centred = centre(values, mean, start, n)
         squares = squares + chunk_dot(centred, centred)
-    root = sqrt(row_mean(squares, n) + eps)
-    return mean, divide(tl.full([ROWS], 1.0, tl.float32), root)
+    return mean, inverse_root(squares, n, eps)
 
 
 @triton.jit

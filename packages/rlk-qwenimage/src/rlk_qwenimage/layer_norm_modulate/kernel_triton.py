@@ -3,6 +3,7 @@
 
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Any
 
 import torch
 import triton
@@ -20,27 +21,35 @@ from rlk.reduce.exact_sum.device_triton import (
     window,
 )
 from rlk.reduce.exact_sum.kernel_triton import normalise_, round_into
-from rlk.reduce.row_sum.device_triton import chunk_dot, chunk_sum
+from rlk.reduce.row_sum.device_triton import chunk_dot, chunk_sum, row_dot, row_sum
 
 from .device_triton import (
     CHUNK,
     ROWS,
+    centre,
     input_gradient,
+    inverse_root,
     load_chunk,
-    load_xhat,
     modulate,
+    normalise,
     row_mean,
     statistics,
     store_chunk,
     token_rows,
 )
 
-# 4 tokens, one a warp, of 256 columns, 16 bytes of BF16 a thread.
-SUM_TOKENS = 4
+# 4096: columns of the widest tokens that a program holds in registers.
+WIDEST = 4096
+# 4: warps of whole tokens, which meet once or twice; a GPU has many tokens on their way.
+FORWARD_WARPS = 4
+DX_WARPS = 4
+# 8 tokens, one a warp, of 256 columns, 16 bytes of BF16 a thread.
+SUM_TOKENS = 8
 SUM_COLUMNS = 256
-# 3: programs of a multiprocessor, each 4 warps with the levels of two sums in 168 registers.
-SUM_PROGRAMS = 3
-SUM_REGISTERS = 168
+SUM_WARPS = 8
+# 2: programs of a multiprocessor, whose threads have the levels of two sums in 128 registers.
+SUM_PROGRAMS = 2
+SUM_REGISTERS = 128
 # 3 stages: two more blocks are on their way while one is added.
 SUM_STAGES = 3
 # 8: samples of so few tokens have blocks of them all, whose terms need no levels.
@@ -55,20 +64,32 @@ STATE_BYTES = 1 << 25
 def layer_norm_modulate_forward(
     x, scale, shift, out, mean_out, rstd_out, rows, tokens, n,
     x_sample, x_token, x_column, scale_sample, scale_column, shift_sample, shift_column, eps,
-    ROWS: tl.constexpr, CHUNK: tl.constexpr,
+    WHOLE: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
+    """Some rows, each as one chunk if WHOLE."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)  # [R]
     mask = row < rows
     x_rows = token_rows(row, tokens, x_sample, x_token)
-    mean, rstd = statistics(x, x_rows, mask, n, x_column, eps, ROWS, CHUNK)
+    sample = row // tokens
+    if WHOLE:
+        values = load_chunk(x, x_rows, mask, 0, n, x_column, CHUNK)
+        mean = row_mean(row_sum(values), n)
+        centred = centre(values, mean, 0, n)
+        rstd = inverse_root(row_dot(centred, centred), n, eps)
+        by = load_chunk(scale, sample * scale_sample, mask, 0, n, scale_column, CHUNK)
+        to = load_chunk(shift, sample * shift_sample, mask, 0, n, shift_column, CHUNK)
+        result = modulate(centred * rstd[:, None], by, to)
+        store_chunk(out, result, row, mask, 0, n, CHUNK)
+    else:
+        mean, rstd = statistics(x, x_rows, mask, n, x_column, eps, ROWS, CHUNK)
+        for start in range(0, n, CHUNK):
+            values = load_chunk(x, x_rows, mask, start, n, x_column, CHUNK)
+            by = load_chunk(scale, sample * scale_sample, mask, start, n, scale_column, CHUNK)
+            to = load_chunk(shift, sample * shift_sample, mask, start, n, shift_column, CHUNK)
+            result = modulate(normalise(values, mean, rstd, start, n), by, to)
+            store_chunk(out, result, row, mask, start, n, CHUNK)
     tl.store(mean_out + row, mean, mask=mask)
     tl.store(rstd_out + row, rstd, mask=mask)
-    sample = row // tokens
-    for start in range(0, n, CHUNK):
-        xhat = load_xhat(x, x_rows, mask, start, n, x_column, mean, rstd, CHUNK)
-        by = load_chunk(scale, sample * scale_sample, mask, start, n, scale_column, CHUNK)
-        to = load_chunk(shift, sample * shift_sample, mask, start, n, shift_column, CHUNK)
-        store_chunk(out, modulate(xhat, by, to), row, mask, start, n, CHUNK)
 
 
 @triton.jit
@@ -76,8 +97,9 @@ def layer_norm_modulate_dx(
     dout, x, scale, mean_in, rstd_in, dx, rows, tokens, n,
     dout_sample, dout_token, dout_column, x_sample, x_token, x_column, scale_sample, scale_column,
     mean_sample, mean_token, rstd_sample, rstd_token,
-    ROWS: tl.constexpr, CHUNK: tl.constexpr,
+    WHOLE: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
+    """Some rows, each as one chunk if WHOLE."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)  # [R]
     mask = row < rows
     dout_rows = token_rows(row, tokens, dout_sample, dout_token)
@@ -85,22 +107,45 @@ def layer_norm_modulate_dx(
     scale_rows = row // tokens * scale_sample
     mean = tl.load(mean_in + token_rows(row, tokens, mean_sample, mean_token), mask=mask, other=0.0)
     rstd = tl.load(rstd_in + token_rows(row, tokens, rstd_sample, rstd_token), mask=mask, other=0.0)
-    m1 = tl.zeros([ROWS], tl.float32)
-    m2 = tl.zeros([ROWS], tl.float32)
-    # ORDER: chunks of 256 ascending along N
-    for start in range(0, n, CHUNK):
-        upstream = load_chunk(dout, dout_rows, mask, start, n, dout_column, CHUNK)
-        xhat = load_xhat(x, x_rows, mask, start, n, x_column, mean, rstd, CHUNK)
-        g = upstream * (1.0 + load_chunk(scale, scale_rows, mask, start, n, scale_column, CHUNK))
-        m1 = m1 + chunk_sum(g)
-        m2 = m2 + chunk_dot(g, xhat)
-    m1 = row_mean(m1, n)
-    m2 = row_mean(m2, n)
-    for start in range(0, n, CHUNK):
-        upstream = load_chunk(dout, dout_rows, mask, start, n, dout_column, CHUNK)
-        xhat = load_xhat(x, x_rows, mask, start, n, x_column, mean, rstd, CHUNK)
-        g = upstream * (1.0 + load_chunk(scale, scale_rows, mask, start, n, scale_column, CHUNK))
-        store_chunk(dx, input_gradient(g, xhat, rstd, m1, m2), row, mask, start, n, CHUNK)
+    if WHOLE:
+        upstream = load_chunk(dout, dout_rows, mask, 0, n, dout_column, CHUNK)
+        values = load_chunk(x, x_rows, mask, 0, n, x_column, CHUNK)
+        g = upstream * (1.0 + load_chunk(scale, scale_rows, mask, 0, n, scale_column, CHUNK))
+        xhat = normalise(values, mean, rstd, 0, n)
+        m1 = row_mean(row_sum(g), n)
+        m2 = row_mean(row_dot(g, xhat), n)
+        store_chunk(dx, input_gradient(g, xhat, rstd, m1, m2), row, mask, 0, n, CHUNK)
+    else:
+        m1 = tl.zeros([ROWS], tl.float32)
+        m2 = tl.zeros([ROWS], tl.float32)
+        # ORDER: chunks of 256 ascending along N
+        for start in range(0, n, CHUNK):
+            upstream = load_chunk(dout, dout_rows, mask, start, n, dout_column, CHUNK)
+            values = load_chunk(x, x_rows, mask, start, n, x_column, CHUNK)
+            by = load_chunk(scale, scale_rows, mask, start, n, scale_column, CHUNK)
+            g = upstream * (1.0 + by)
+            m1 = m1 + chunk_sum(g)
+            m2 = m2 + chunk_dot(g, normalise(values, mean, rstd, start, n))
+        m1 = row_mean(m1, n)
+        m2 = row_mean(m2, n)
+        for start in range(0, n, CHUNK):
+            upstream = load_chunk(dout, dout_rows, mask, start, n, dout_column, CHUNK)
+            values = load_chunk(x, x_rows, mask, start, n, x_column, CHUNK)
+            by = load_chunk(scale, scale_rows, mask, start, n, scale_column, CHUNK)
+            xhat = normalise(values, mean, rstd, start, n)
+            gradient = input_gradient(upstream * (1.0 + by), xhat, rstd, m1, m2)
+            store_chunk(dx, gradient, row, mask, start, n, CHUNK)
+
+
+def blocking(rows: int, n: int, warps: int) -> tuple[tuple[int], dict[str, Any]]:
+    """(grid, meta) of a kernel on so many rows; whole ones are shared by so many warps."""
+    if n > WIDEST:
+        return (triton.cdiv(rows, ROWS),), {"WHOLE": False, "ROWS": ROWS, "CHUNK": CHUNK}
+    width = max(8, triton.next_power_of_2(n))
+    # A thread has 8 columns at least.
+    height = max(1, warps * CHUNK // width)
+    meta = {"WHOLE": True, "ROWS": height, "CHUNK": width, "num_warps": warps}
+    return (triton.cdiv(rows, height),), meta
 
 
 @triton.jit
@@ -108,13 +153,13 @@ def token_terms(
     dout, x, mean_in, rstd_in, sample, block, tokens, start, n,
     dout_sample, dout_token, dout_column, x_sample, x_token, x_column,
     mean_sample, mean_token, rstd_sample, rstd_token,
-    NEED_SCALE: tl.constexpr, TOKENS: tl.constexpr, COLUMNS: tl.constexpr,
+    NEED_SCALE: tl.constexpr, FULL: tl.constexpr, TOKENS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Terms of dshift and, if needed, of dscale of a block, zero beyond tokens or columns."""
     token = tl.cast(block, tl.int64) * TOKENS + tl.arange(0, TOKENS)
     mask = token < tokens
     dout_rows = sample * dout_sample + token * dout_token
-    upstream = load_chunk(dout, dout_rows, mask, start, n, dout_column, COLUMNS)
+    upstream = load_chunk(dout, dout_rows, mask, start, n, dout_column, COLUMNS, FULL)
     product = upstream
     if NEED_SCALE:
         at_mean = mean_in + sample * mean_sample + token * mean_token
@@ -122,8 +167,8 @@ def token_terms(
         mean = tl.load(at_mean, mask=mask, other=0.0)
         rstd = tl.load(at_rstd, mask=mask, other=0.0)
         x_rows = sample * x_sample + token * x_token
-        xhat = load_xhat(x, x_rows, mask, start, n, x_column, mean, rstd, COLUMNS)
-        product = upstream * xhat
+        values = load_chunk(x, x_rows, mask, start, n, x_column, COLUMNS, FULL)
+        product = upstream * normalise(values, mean, rstd, start, n, FULL)
     return upstream, product
 
 
@@ -132,8 +177,8 @@ def layer_norm_modulate_sums(
     dout, x, mean_in, rstd_in, scale_state, shift_state, first, samples, tokens, parts, n,
     dout_sample, dout_token, dout_column, x_sample, x_token, x_column,
     mean_sample, mean_token, rstd_sample, rstd_token,
-    NEED_SCALE: tl.constexpr, NEED_SHIFT: tl.constexpr, LEVELS: tl.constexpr, STAGES: tl.constexpr,
-    TOKENS: tl.constexpr, COLUMNS: tl.constexpr,
+    NEED_SCALE: tl.constexpr, NEED_SHIFT: tl.constexpr, LEVELS: tl.constexpr,
+    FULL: tl.constexpr, STAGES: tl.constexpr, TOKENS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Some columns of one part of the tokens of a sample, from `first` on, to their states.
 
@@ -155,7 +200,7 @@ def layer_norm_modulate_sums(
         upstream, product = token_terms(
             dout, x, mean_in, rstd_in, sample, part, tokens, start, n,
             dout_sample, dout_token, dout_column, x_sample, x_token, x_column,
-            mean_sample, mean_token, rstd_sample, rstd_token, NEED_SCALE, TOKENS, COLUMNS,
+            mean_sample, mean_token, rstd_sample, rstd_token, NEED_SCALE, FULL, TOKENS, COLUMNS,
         )  # fmt: skip
         shift_unit, scale_unit = window(upstream), window(product)
         scale_upper, scale_lower, notes = no_terms(TOKENS, COLUMNS)
@@ -164,7 +209,7 @@ def layer_norm_modulate_sums(
             upstream, product = token_terms(
                 dout, x, mean_in, rstd_in, sample, block, tokens, start, n,
                 dout_sample, dout_token, dout_column, x_sample, x_token, x_column,
-                mean_sample, mean_token, rstd_sample, rstd_token, NEED_SCALE, TOKENS, COLUMNS,
+                mean_sample, mean_token, rstd_sample, rstd_token, NEED_SCALE, FULL, TOKENS, COLUMNS,
             )  # fmt: skip
             if NEED_SCALE:
                 scale_upper, scale_lower, notes = add_terms(
@@ -184,7 +229,7 @@ def layer_norm_modulate_sums(
             upstream, product = token_terms(
                 dout, x, mean_in, rstd_in, sample, block, tokens, start, n,
                 dout_sample, dout_token, dout_column, x_sample, x_token, x_column,
-                mean_sample, mean_token, rstd_sample, rstd_token, NEED_SCALE, TOKENS, COLUMNS,
+                mean_sample, mean_token, rstd_sample, rstd_token, NEED_SCALE, FULL, TOKENS, COLUMNS,
             )  # fmt: skip
             if NEED_SCALE:
                 left = not_added(product, scale_unit, LEVELS)
@@ -212,10 +257,11 @@ def forward(
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
     mean, rstd = (x.new_empty(samples, tokens, dtype=torch.float32) for _ in range(2))
     rows = samples * tokens
+    grid, meta = blocking(rows, n, FORWARD_WARPS)
     launch_triton(
-        layer_norm_modulate_forward, (triton.cdiv(rows, ROWS),),
+        layer_norm_modulate_forward, grid,
         x, scale, shift, out, mean, rstd, rows, tokens, n,
-        *x.stride(), *scale.stride(), *shift.stride(), eps, ROWS=ROWS, CHUNK=CHUNK,
+        *x.stride(), *scale.stride(), *shift.stride(), eps, **meta,
     )  # fmt: skip
     return out, mean, rstd
 
@@ -238,11 +284,12 @@ def backward(
         samples, tokens, n = x.shape
         dx = torch.empty_like(x, memory_format=torch.contiguous_format)
         rows = samples * tokens
+        grid, meta = blocking(rows, n, DX_WARPS)
         launch_triton(
-            layer_norm_modulate_dx, (triton.cdiv(rows, ROWS),),
+            layer_norm_modulate_dx, grid,
             dout, x, scale, mean, rstd, dx, rows, tokens, n,
             *dout.stride(), *x.stride(), *scale.stride(), *mean.stride(), *rstd.stride(),
-            ROWS=ROWS, CHUNK=CHUNK,
+            **meta,
         )  # fmt: skip
     sums = {
         name: into[name]
@@ -312,7 +359,7 @@ def add_tokens(
     # As many parts as keep a GPU busy, or more where levels have no room for all of their blocks.
     parts = min(blocks, triton.cdiv(SUM_PROGRAMS * multiprocessors(x.device), max(wide, 1)))
     parts = max(parts, triton.cdiv(blocks, MAX_TERMS.value))
-    options = {} if few else {"maxnreg": SUM_REGISTERS}
+    options = {} if few else {"num_warps": SUM_WARPS, "maxnreg": SUM_REGISTERS}
     unused = mean
     launch_triton(
         layer_norm_modulate_sums, (wide * parts,),
@@ -320,5 +367,5 @@ def add_tokens(
         first, count, tokens, parts, n,
         *dout.stride(), *x.stride(), *mean.stride(), *rstd.stride(),
         NEED_SCALE="scale" in states, NEED_SHIFT="shift" in states, LEVELS=not few,
-        STAGES=SUM_STAGES, TOKENS=rows, COLUMNS=columns, **options,
+        FULL=n % columns == 0, STAGES=SUM_STAGES, TOKENS=rows, COLUMNS=columns, **options,
     )  # fmt: skip
