@@ -2,7 +2,7 @@
 """Records that are kept: what was measured, by which sources, on which machine.
 
 document.py says what a record holds, files.py reads and writes it, state.py tells whether it is of
-the sources that are here.
+the sources that are here. versions.py is what became of changes to kernels.
 """
 
 from rlk.records.document import (
@@ -28,9 +28,10 @@ from rlk.records.document import (
     fastest_other,
     origin,
 )
-from rlk.records.files import decode, json_schema, load_folder, write
+from rlk.records.files import decode, json_schema, load_folder, load_versions, write
 from rlk.records.gates import summary
 from rlk.records.state import State, state
+from rlk.records.versions import KernelVersion, KernelVersions, VersionTime
 
 __all__ = [
     "FLOOR",
@@ -45,6 +46,8 @@ __all__ = [
     "GateSummary",
     "Install",
     "InstallRow",
+    "KernelVersion",
+    "KernelVersions",
     "Origin",
     "Profile",
     "ProfileRow",
@@ -53,10 +56,12 @@ __all__ = [
     "Survey",
     "SurveyRow",
     "TensorAccuracy",
+    "VersionTime",
     "decode",
     "fastest_other",
     "json_schema",
     "load_folder",
+    "load_versions",
     "origin",
     "state",
     "summary",

@@ -12,6 +12,7 @@ from rlk.gates.record import SCHEMA as REPORT
 from rlk.gates.record import Report
 from rlk.records.document import Document
 from rlk.records.gates import summary
+from rlk.records.versions import KernelVersions
 
 # Digits kept of a number: more would be noise.
 _DIGITS = 4
@@ -64,6 +65,26 @@ def load_folder(folder: Path) -> dict[str, Document]:
     return found
 
 
+def load_versions(folder: Path) -> dict[str, KernelVersions]:
+    """The versions of kernels under a folder, by path there.
+
+    Args:
+        folder: where records lie.
+    Returns:
+        Versions by relative path, sorted.
+    Raises:
+        RlkError: a value does not fit, or a rule of versions is broken; the message names both.
+    """
+    found = {}
+    for path in sorted(folder.rglob("kernel-versions.json")):
+        try:
+            versions = msgspec.json.decode(path.read_bytes(), type=KernelVersions)
+        except _UNREADABLE as error:
+            raise RlkError(f"{path}: must be versions of kernels, got: {error}") from error
+        found[path.relative_to(folder).as_posix()] = versions
+    return found
+
+
 def _decode_report(text: bytes, name: object) -> Report:
     try:
         return msgspec.json.decode(text, type=Report)
@@ -71,7 +92,7 @@ def _decode_report(text: bytes, name: object) -> Report:
         raise RlkError(f"{name}: must be a report of rlk gate, got: {error}") from error
 
 
-def write(path: Path, document: Document) -> None:
+def write(path: Path, document: Document | KernelVersions) -> None:
     """Write a record.
 
     Args:
@@ -81,7 +102,7 @@ def write(path: Path, document: Document) -> None:
     path.write_text(text_of(document))
 
 
-def text_of(document: Document) -> str:
+def text_of(document: Document | KernelVersions) -> str:
     """A record as it is written: numbers rounded, a line for each row."""
     content = _rounded(msgspec.to_builtins(document))
     lines = ",\n".join(json.dumps(row) for row in content.pop("rows"))
@@ -92,7 +113,7 @@ def text_of(document: Document) -> str:
 def json_schema() -> dict[str, Any]:
     """The JSON Schema of records, as published in `records.schema.json`."""
     draft = "https://json-schema.org/draft/2020-12/schema"
-    return {"$schema": draft, **msgspec.json.schema(Document)}
+    return {"$schema": draft, **msgspec.json.schema(Document | KernelVersions)}
 
 
 def _schema_of(text: bytes, name: object) -> str | None:

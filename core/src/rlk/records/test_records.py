@@ -6,6 +6,7 @@ import sys
 from importlib.resources import files
 
 import jsonschema
+import msgspec
 import pytest
 
 from rlk import environment
@@ -16,13 +17,17 @@ from rlk.operator import Workload
 from rlk.records import (
     Bench,
     BenchRow,
+    KernelVersion,
+    KernelVersions,
     Origin,
     Profile,
     ProfileRow,
     Source,
+    VersionTime,
     decode,
     json_schema,
     load_folder,
+    load_versions,
     origin,
     state,
     summary,
@@ -150,3 +155,61 @@ def test_report_of_gates_is_counted_by_judgment_and_status(tmp_path):
     assert summary(cut).interrupted
     write(tmp_path / "gates.json", counted)
     assert load_folder(tmp_path) == {"gates.json": counted}
+
+
+def versions(*changes):
+    """Versions of a kernel as JSON: two, and these changes to each."""
+    kept = KernelVersion(
+        operator="demo", kernel="fold", version=1, change="wider", verdict="kept", reason="faster",
+        times=[VersionTime(size="1x2", dtype="bfloat16", predicted_us=(1.0, 2.0), measured_us=1.5)],
+    )  # fmt: skip
+    tried = KernelVersion(
+        operator="demo", kernel="fold", version=2, change="narrower", verdict="dropped",
+        reason="no room",
+    )  # fmt: skip
+    record = KernelVersions(
+        device="GPU", method="graphs", serves={"fold": ["demo"]}, rows=[kept, tried]
+    )
+    document = msgspec.to_builtins(record)
+    for row, change in zip(document["rows"], changes, strict=False):
+        row.update(change)
+    return document
+
+
+def test_versions_of_kernels_are_read_as_they_are_written(tmp_path):
+    path = tmp_path / "h200" / "kernel-versions.json"
+    path.parent.mkdir()
+    path.write_text(json.dumps(versions()))
+    (found,) = load_versions(tmp_path).values()
+    write(path, found)
+    jsonschema.validate(json.loads(path.read_bytes()), SCHEMA)
+    assert load_versions(tmp_path) == {"h200/kernel-versions.json": found}
+    assert found.rows[0].times[0].predicted_us == (1.0, 2.0)
+    # They are of many sources: no record that tools compare or publish.
+    assert load_folder(tmp_path) == {}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (
+            [{"times": []}],
+            "version 1, kept, must have measured_us at each of its sizes, got 0 of 0",
+        ),
+        ([{"times": [{"size": "1x2", "dtype": "bfloat16"}]}], "got 0 of 1"),
+        ([{}, {"verdict": "superseded"}], "version 2, superseded, must have measured_us"),
+        ([{}, {"version": 1}], "fold: version must be above 1, the one before, got 1"),
+        ([{"version": 3}], "fold: version must be above 3, the one before, got 2"),
+        ([{"version": 0}], "$.rows[0].version"),
+        ([{"verdict": "perhaps"}], "$.rows[0].verdict"),
+        ([{"commit": "abc"}], "$.rows[0].commit"),
+        ([{"more": 1}], "unknown field `more`"),
+        ([{}, {"kernel": "fald"}], "serves must name demo for fald, got none"),
+        ([{}, {"operator": "other"}], "serves must name other for fold, got none"),
+    ],
+)
+def test_versions_of_kernels_with_a_fault_are_refused(tmp_path, changes, words):
+    (tmp_path / "kernel-versions.json").write_text(json.dumps(versions(*changes)))
+    with pytest.raises(RlkError, match="must be versions of kernels, got: ") as caught:
+        load_versions(tmp_path)
+    assert words in str(caught.value)
