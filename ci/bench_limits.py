@@ -63,6 +63,7 @@ class Verdict:
 
     outcome: str
     text: str
+    operator: str
 
 
 def load(file: Path = FILE) -> Table:
@@ -132,11 +133,12 @@ def _verdict(
     reference = 1.0 if limits.against == ABSOLUTE else _reference(limits.against, rows, what)
     found = {b: t / reference for b in OURS if (t := given.get(b)) is not None and reference}
     if first not in found:
-        return Verdict("not measured", f"not measured  {head}")
+        return Verdict("not measured", f"not measured  {head}", key[0])
     outcome = "met" if found[first] <= most else "missed"
     others = "".join(f", {b} {ratio:.3g}" for b, ratio in found.items() if b != first)
     base = "" if limits.against == ABSOLUTE else f" of {reference:.4g} us"
-    return Verdict(outcome, f"{outcome:<6}  {head}: {first} {found[first]:.3g}{others}{base}")
+    text = f"{outcome:<6}  {head}: {first} {found[first]:.3g}{others}{base}"
+    return Verdict(outcome, text, key[0])
 
 
 def _reference(against: str, rows: Sequence[BenchRow], what: str) -> float | None:
