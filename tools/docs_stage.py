@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from docs_pages import claims, operator_page, reference, rollout
+
+sys.path.insert(1, str(Path(__file__).resolve().parents[1] / "ci"))  # the limits of times
+from docs_pages import claims, operator_page, reference, rollout, versions
 from docs_pages.errors import StageError
 from docs_pages.evidence import Evidence
 from docs_pages.markdown import move_links
@@ -34,6 +36,8 @@ GENERATED: dict[str, Callable[[Mapping[str, Operator], Evidence], str]] = {
     "claims": claims.overview,
     "command-line": reference.command_line,
     "conventions": rollout.conventions,
+    "kernel-versions": versions.by_kernel,
+    "missed-limits": versions.missed,
     "operators": reference.operator_list,
     "records": reference.records,
     "rollout": rollout.engines,

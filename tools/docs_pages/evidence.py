@@ -15,10 +15,12 @@ from rlk.records import (
     BenchRow,
     Document,
     GateSummary,
+    KernelVersions,
     Origin,
     Profile,
     Survey,
     load_folder,
+    load_versions,
     state,
 )
 
@@ -51,6 +53,7 @@ class Evidence:
 
     def __init__(self, folder: Path, digests: Mapping[str, str | None]) -> None:
         self.records: dict[str, Document] = load_folder(folder)
+        self.versions: dict[str, KernelVersions] = load_versions(folder)
         self._digests = digests
 
     @property

@@ -37,7 +37,7 @@ def folded(title: str, lines: Sequence[str]) -> Iterator[str]:
 def _speed(operator: Operator, evidence: Evidence, images: dict[str, str]) -> Iterator[str]:
     everything: list[BenchRow] = []
     for path, record in evidence.bench(operator):
-        yield _source(record.origin, path, evidence.state(operator, record.origin))
+        yield source(record.origin, path, evidence.state(operator, record.origin))
         yield from _times(operator, record)
         everything += [row for row in record.rows if row.operator == operator.name]
     if everything:
@@ -76,7 +76,7 @@ def _values(operator: Operator, evidence: Evidence, images: dict[str, str]) -> I
     for path, record in found:
         of_operator = [row for row in record.rows if row.operator == operator.name]
         rows, missing = tables.absent(of_operator)
-        yield _source(record.origin, path, evidence.state(operator, record.origin))
+        yield source(record.origin, path, evidence.state(operator, record.origin))
         if drawn and record.origin.platform == "cpu":
             yield from folded("Tables of this CPU", [*_shown(rows), *filter(None, [missing])])
             continue
@@ -98,7 +98,7 @@ def _shown(rows: Sequence[SurveyRow]) -> Iterator[str]:
 def _limits(operator: Operator, evidence: Evidence) -> Iterator[str]:
     for path, record in evidence.profile(operator):
         rows = [row for row in record.rows if row.operator == operator.name]
-        yield _source(record.origin, path, evidence.state(operator, record.origin))
+        yield source(record.origin, path, evidence.state(operator, record.origin))
         tool = "Nsight Compute" if record.ncu is None else f"Nsight Compute {record.ncu}"
         yield f"{tool}: {record.method}.\n"
         yield from tables.shown(tables.LIMITS, tables.limits(rows))
@@ -112,7 +112,8 @@ def _images(
         yield f"![{plots.ALT[name]}]({operator.name}-{name}.svg){{ .plot }}\n"
 
 
-def _source(origin: Origin, path: str, state: str) -> str:
+def source(origin: Origin, path: str, state: str) -> str:
+    """The line that names a record and its sources, on a page in a folder of the site."""
     commit = f"commit `{short_commit(origin)}`" if origin.commit else short_commit(origin)
     age = "the current source" if state == "current" else "**an older source**"
     versions = [f"torch {origin.torch}", f"triton {origin.triton}" if origin.triton else ""]

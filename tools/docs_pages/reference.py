@@ -87,6 +87,10 @@ def records(operators: Mapping[str, Operator], evidence: Evidence) -> str:
                 changed,
             )
         )
+    for path, versions in evidence.versions.items():
+        names = ", ".join(dict.fromkeys(row.operator for row in versions.rows))
+        link = f"[{path}](../records/{path})"
+        rows.append((link, "versions of kernels", None, names, versions.device, None, "by hand"))
     return table(("record", "about", "tier", "operators", "device", "commit", "tree"), rows)
 
 
