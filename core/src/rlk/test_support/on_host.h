@@ -168,6 +168,7 @@ inline uint32_t __float_as_uint(float value) { return bits_as<uint32_t>(value); 
 inline int __float_as_int(float value) { return bits_as<int>(value); }
 inline int __clz(int value) { return value == 0 ? 32 : __builtin_clz((unsigned)value); }
 inline long long __double_as_longlong(double value) { return bits_as<long long>(value); }
+inline double __longlong_as_double(long long bits) { return bits_as<double>(bits); }
 inline float __fadd_rn(float a, float b) { return a + b; }
 inline float __fsub_rn(float a, float b) { return a - b; }
 inline float __fmul_rn(float a, float b) { return a * b; }
