@@ -63,18 +63,17 @@ def test_accuracy_gates_scale_and_shift_that_are_swapped_are_red(kernels):
 
 def test_order_gate_sums_that_lose_what_one_double_does_not_hold_are_red(kernels):
     # Of a block that has all tokens: the levels below the first.
-    kernels.plant("token_sums.cuh", "const bool deep = sums.is_deep();", "const bool deep = false;")
+    kernels.plant(
+        "token_sums.cuh", "const bool deep = found.is_deep();", "const bool deep = false;"
+    )
     green, red, output = kernels.run_gates("float32", "order_free", "backend_equal")
     assert not green
     assert red == {"backend_equal dscale", "backend_equal dshift"}, output
 
 
-def test_order_gate_blocks_that_add_to_one_sample_alone_are_red(kernels):
-    kernels.plant(
-        "kernel_backward.cuh",
-        "const long long first = place * a.columns + slice;",
-        "const long long first = slice;",
-    )
+def test_order_gate_samples_that_get_the_sums_of_the_first_are_red(kernels):
+    # Of samples that several blocks share.
+    kernels.plant("part_sums.cuh", "first = of * d.parts;", "first = 0;")
     green, red, output = kernels.run_gates("float32", "gradient_accuracy", "backend_equal")
     assert not green
     assert red == {"backend_equal dscale", "backend_equal dshift"}, output

@@ -1,11 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Backward: one read of every token, dx, and the exact dscale and dshift.
 #pragma once
-#include "rlk/cuda/early.cuh"
-#include "rlk/reduce/exact_sum/kernel_round.cuh"
 #include "rlk_qwenimage/layer_norm_modulate/kernel_forward.cuh"
-#include "rlk_qwenimage/layer_norm_modulate/token_source.cuh"
-#include "rlk_qwenimage/layer_norm_modulate/token_sums.cuh"
+#include "rlk_qwenimage/layer_norm_modulate/part_sums.cuh"
 
 namespace rlk {
 
@@ -37,10 +34,7 @@ template <typename T> struct Turn {
     float dout[TURN][ELEMENTS], xhat[TURN][ELEMENTS], g[TURN][ELEMENTS], rstd[TURN];
 
     template <bool VECTOR>
-    __device__ __forceinline__ void open(const BackwardToken<T> (&tokens)[TURN], int count,
-                                         const Factors& by) {
-        float factors[ELEMENTS];
-        by.load(factors);
+    __device__ __forceinline__ void open(const BackwardToken<T> (&tokens)[TURN], int count) {
 #pragma unroll
         for (int u = 0; u < TURN; ++u) {
             float x[ELEMENTS];
@@ -48,8 +42,6 @@ template <typename T> struct Turn {
             unpack(tokens[u].x, x);
             rstd[u] = tokens[u].rstd;
             normalise(VECTOR, x, tokens[u].mean, rstd[u], count, xhat[u]);
-#pragma unroll
-            for (int i = 0; i < ELEMENTS; ++i) g[u][i] = multiply(dout[u][i], factors[i]);
         }
     }
     // dout * xhat
@@ -61,16 +53,20 @@ template <typename T> struct Turn {
         }
     }
     // The sum of g, then that of g * xhat, for each token.
-    __device__ __forceinline__ void row_sums(float (&sums)[2 * TURN]) const {
+    __device__ __forceinline__ void row_sums(const Factors& by, float (&sums)[2 * TURN]) {
+        float factors[ELEMENTS];
+        by.load(factors);
 #pragma unroll
         for (int u = 0; u < TURN; ++u) {
+#pragma unroll
+            for (int i = 0; i < ELEMENTS; ++i) g[u][i] = multiply(dout[u][i], factors[i]);
             sums[2 * u] = lane_sum(g[u]);
             sums[2 * u + 1] = lane_dot(g[u], xhat[u]);
         }
     }
     // dx, of the quotients of these sums of which a lane has the one `threadIdx.x % (2 * TURN)`.
     template <bool VECTOR>
-    __device__ __forceinline__ void store_dx(float own, T* at, int columns, long long left,
+    __device__ __forceinline__ void store_dx(float own, T* at, int columns, int left,
                                              int count) const {
 #pragma unroll
         for (int u = 0; u < TURN; ++u) {
@@ -86,126 +82,100 @@ template <typename T> struct Turn {
     }
 };
 
-// Rows of at most 3072 columns with their sums, of at most 8192 without; or, where dx is not wanted,
-// a slice of columns of any row, of which blockIdx.y is the number. A thread has 8 columns.
-template <typename T, bool VECTOR, int THREADS, bool SUMS>
+// What a kernel of the backward makes. Of two sums it makes both, whichever is wanted: branches between
+// them would keep the steps of a turn apart.
+enum class Makes { kAll, kRows, kSums };
+
+// Rows of at most 3072 columns with their sums, of at most 8192 without; or sums alone, of a slice of
+// columns of any row, of which blockIdx.y is the number. A thread has 8 columns. Blocks that share
+// samples leave their sums in `parts`; others, whose `parts` are of none, finish them.
+template <typename T, bool VECTOR, int THREADS, Makes MAKES>
 __global__ void __launch_bounds__(THREADS, 1)
     backward_wide(const __grid_constant__ Arguments<T> a, const __grid_constant__ Division d,
-                  const __grid_constant__ SumTarget<T> to_scale,
-                  const __grid_constant__ SumTarget<T> to_shift) {
-    double* shared = launched_memory<double>();
+                  const __grid_constant__ PartSums parts) {
+    constexpr bool ROWS = MAKES != Makes::kSums, SUMS = MAKES != Makes::kRows;
+    unsigned char* shared = launched_memory<unsigned char>();
     __shared__ ChunkSums<THREADS / 32, 2 * TURN> chunks;
-    const int slice = blockIdx.y * blockDim.x * ELEMENTS;
-    const int column = slice + threadIdx.x * ELEMENTS;
+    const int column = (blockIdx.y * blockDim.x + threadIdx.x) * ELEMENTS;
     const int count = elements_inside(column, a.columns);
-    double* ring = shared + (SUMS ? 2 * TokenSums::doubles(blockDim.x) : 0);
+    unsigned char* ring = shared + (SUMS ? 2 * Deeper::bytes(blockDim.x) : 0);
     Units units(d);
     TokenSource<T, VECTOR, THREADS> source(TokenCursor<T>(a, units, column), ring);
-    TokenSums scale_sums, shift_sums;
+    TokenSums<BITS_OF<float>> scale_sums;
+    TokenSums<BITS_OF<T>> shift_sums;
     if (SUMS) {
-        scale_sums.clear(shared, blockDim.x);
-        shift_sums.clear(shared + TokenSums::doubles(blockDim.x), blockDim.x);
+        scale_sums.clear(count);
+        shift_sums.clear(count);
+        Deeper(shared, 0).clear();
+        Deeper(shared, 1).clear();
     }
-    __shared__ float4 kept_factors[ELEMENTS / 4 * THREADS];
+    __shared__ float4 kept_factors[ROWS ? ELEMENTS / 4 * THREADS : 1];
     const Factors factors{kept_factors + threadIdx.x, THREADS};
-    // States are zeros from here on.
-    if (SUMS) wait_for_first_pass();
     Packed<T> scale;
-    if (units.inside()) scale = a.scale.template load<T>(units.sample(), column, a.columns);
-    chunks.clear();
+    if (ROWS && units.inside()) {
+        scale = a.scale.template load<T>(units.sample(), column, a.columns);
+    }
+    if (ROWS) chunks.clear();
     int barrier = 0;
     while (units.inside()) {
-        const long long place = units.place, sample = units.sample(), token = units.token();
-        const long long tokens = units.count(a.tokens);
-        factors.keep(scale);
-        // Of the next unit, so that its loads are done when it begins.
         Units next = units;
         next.advance();
-        if (next.inside()) scale = a.scale.template load<T>(next.sample(), column, a.columns);
-        uint32_t scale_marks = 0, shift_marks = 0;
-        const long long sum_column = place * a.columns + column;
-        const TokenRest scale_rest{to_scale.state, sum_column, &scale_marks};
-        const TokenRest shift_rest{to_shift.state, sum_column, &shift_marks};
-        T* dx_at = a.dx + (sample * a.tokens + token) * a.columns + column;
-        for (long long left = tokens; left > 0; left -= TURN) {
+        T* dx_at = nullptr;
+        if (ROWS) {
+            factors.keep(scale);
+            // Of the next unit, so that its loads are done when it begins.
+            if (next.inside()) {
+                scale = a.scale.template load<T>(next.sample(), column, a.columns);
+            }
+            dx_at = a.dx + (units.sample() * a.tokens + units.token()) * a.columns + column;
+        }
+        for (int left = units.count(a.tokens); left > 0; left -= TURN) {
             BackwardToken<T> loaded[TURN];
             source.next(loaded);
             Turn<T> turn;
-            turn.template open<VECTOR>(loaded, count, factors);
-            if (a.dx != nullptr) {
+            turn.template open<VECTOR>(loaded, count);
+            const int rows = count > 0 ? left : 0;
+            if (ROWS) {
                 float sums[2 * TURN];
-                turn.row_sums(sums);
+                turn.row_sums(factors, sums);
                 chunks.give(barrier, sums);
             }
             // While sums of other warps are on their way.
-            if (SUMS && count > 0) {
-                const int rows = left < TURN ? (int)left : TURN;
-                if (to_shift.out != nullptr) {
-                    shift_sums.add_turn(turn.dout, rows, shift_rest, sum_column);
-                }
-                if (to_scale.out != nullptr) {
-                    float terms[TURN][ELEMENTS];
-                    turn.scale_terms(terms);
-                    scale_sums.add_turn(terms, rows, scale_rest, sum_column);
-                }
-            }
-            if (a.dx != nullptr) {
+            if (SUMS) shift_sums.add_turn(turn.dout, rows, shared, 1);
+            float own = 0.0f;
+            if (ROWS) {
                 __syncthreads();
-                const float own = divide(chunks.given(barrier++), a.length);
+                own = chunks.given(barrier++);
+            }
+            // While chunks are added up, one after another.
+            if (SUMS) {
+                float terms[TURN][ELEMENTS];
+                turn.scale_terms(terms);
+                scale_sums.add_turn(terms, rows, shared, 0);
+            }
+            if (ROWS) {
+                own = divide(own, a.length);
                 turn.template store_dx<VECTOR>(own, dx_at, a.columns, left, count);
                 dx_at += TURN * a.columns;
             }
         }
-        if (!SUMS) {
-            units.advance();
-            continue;
-        }
-        const long long first = place * a.columns + slice;
-        // Blocks that share samples have one unit: the ring is empty.
-        if (to_scale.state.data != nullptr || to_shift.state.data != nullptr) {
+        if (SUMS && parts.sums > 0) {
             let_second_pass_start();
+            const int unit = units.number;
+            if (a.dscale != nullptr) leave(parts, scale_sums, shared, 0, unit, 0, column);
+            if (a.dshift != nullptr) {
+                leave(parts, shift_sums, shared, 1, unit, parts.sums - 1, column);
+            }
+            // Blocks that share samples have one unit.
+            return;
         }
-        if (to_scale.state.data != nullptr) {
-            scale_sums.flush_block(to_scale.state, first, a.columns - slice, ring);
-        } else if (to_scale.out != nullptr) {
-            finish<VECTOR>(a, scale_sums, scale_marks, sample, column, count, true, to_scale.out);
+        if (SUMS) {
+            const long long sample = units.sample();
+            finish<VECTOR>(a, scale_sums, shared, 0, sample, column, count, a.dscale);
+            finish<VECTOR>(a, shift_sums, shared, 1, sample, column, count, a.dshift);
         }
-        if (to_shift.state.data != nullptr) {
-            shift_sums.flush_block(to_shift.state, first, a.columns - slice, ring);
-        } else if (to_shift.out != nullptr) {
-            finish<VECTOR>(a, shift_sums, shift_marks, sample, column, count, false, to_shift.out);
-        }
-        scale_sums.restart();
-        shift_sums.restart();
         units.advance();
     }
-}
-
-// 64: columns of a block of `zero_states` and `round_states`, whose time is that of a few loads.
-constexpr int STATE_THREADS = 64;
-
-// States of both sums before blocks add to them; blockIdx.y numbers the sum.
-template <typename T>
-__global__ void __launch_bounds__(STATE_THREADS)
-    zero_states(SumTarget<T> to_scale, SumTarget<T> to_shift) {
-    let_second_pass_start();
-    const ExactState state = (blockIdx.y == 0 ? to_scale : to_shift).state;
-    const long long column = (long long)blockIdx.x * STATE_THREADS + threadIdx.x;
-    if (state.data == nullptr || column >= state.columns) return;
-#pragma unroll
-    for (int i = 0; i < STATE_ROWS; ++i) state.data[i * state.columns + column] = 0;
-}
-
-// And after: dscale and dshift of samples that begin at element `first`.
-template <typename T>
-__global__ void __launch_bounds__(STATE_THREADS)
-    round_states(SumTarget<T> to_scale, SumTarget<T> to_shift, long long first) {
-    wait_for_first_pass();
-    const SumTarget<T> target = blockIdx.y == 0 ? to_scale : to_shift;
-    const long long column = (long long)blockIdx.x * STATE_THREADS + threadIdx.x;
-    if (target.state.data == nullptr || column >= target.state.columns) return;
-    const SumResult rounded{{}, target.out + first, dtype_of<T>(), kRounded};
-    finish_state(target.state, column, column, rounded);
 }
 
 // Longer rows: dx only; their sums come from slices in `backward_wide`.

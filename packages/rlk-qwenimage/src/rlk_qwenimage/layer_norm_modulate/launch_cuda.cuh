@@ -6,12 +6,12 @@
 
 namespace rlk {
 
-// 8: samples whose sums are in work at a time where blocks share samples; bounds their states.
-constexpr long long MOST_SHARED = 8;
-// 8: tokens of a block that shares a sample, at least; its sums cost as much as that many to add up.
-constexpr long long LEAST_TOKENS = 8;
-// 20: turns that last as long as the launches of a group of samples, and adding up its blocks.
-constexpr long long GROUP_TURNS = 20;
+// 4: tokens of a block that shares a sample, at least; what it leaves takes as long as a few tokens.
+constexpr long long LEAST_TOKENS = 4;
+// 4: turns that last as long as the second pass, or as the launch of another grid.
+constexpr long long LAUNCH_TURNS = 4;
+// Units of a launch and tokens of a unit are counted in 32 bits, with room for another grid or turn.
+constexpr long long MOST_COUNTED = 1ll << 30;
 
 inline int wide_threads(int columns) { return 32 * (int)ceil_divide(columns, CHUNK); }
 
@@ -63,29 +63,28 @@ cudaError_t forward(const Arguments<T>& a, int device, cudaStream_t stream) {
     return error == cudaErrorLaunchOutOfResources ? forward_by<T, false>(a, device, stream) : error;
 }
 
-// How tokens are divided among blocks: samples in groups, each in `parts` of `per` tokens; `shared` if
-// the sums of a sample are those of several blocks.
+// What one launch takes: samples, each in `parts` of `per` tokens; `shared` if the sums of a sample
+// are those of several blocks.
 struct SumPlan {
     bool shared;
-    long long group, parts, per;
+    long long samples, parts, per;
 };
 
-// Of whole samples, or of parts of them where that fills the device better.
-
+// Of samples that are left: whole ones, as many as fill all blocks, and then the rest in parts, if
+// that takes fewer turns.
 inline SumPlan plan_sums(long long samples, long long tokens, long long blocks) {
+    const long long rest = samples % blocks;
+    long long parts = rest == 0 ? 1 : blocks / rest;
     const long long most = ceil_divide(tokens, LEAST_TOKENS);
-    long long group = blocks / most;
-    if (group < 1) group = 1;
-    if (group > MOST_SHARED) group = MOST_SHARED;
-    if (group > samples) group = samples;
-    long long parts = blocks / group < most ? blocks / group : most;
-    if (parts < 1) parts = 1;
+    if (parts > most) parts = most;
     const long long per = TURN * ceil_divide(ceil_divide(tokens, parts), TURN);
-    const long long turns_alone = ceil_divide(samples, blocks) * ceil_divide(tokens, TURN);
-    const long long groups = ceil_divide(samples, group);
-    const long long turns_shared = groups * (ceil_divide(per, TURN) + GROUP_TURNS);
-    if (turns_alone <= turns_shared) return {false, samples, 1, tokens};
-    return {true, group, ceil_divide(tokens, per), per};
+    parts = ceil_divide(tokens, per);
+    const long long launches = samples > rest ? 2 : 1;
+    const bool faster =
+        ceil_divide(per, TURN) + launches * LAUNCH_TURNS < ceil_divide(tokens, TURN);
+    if (parts < 2 || !faster) return {false, samples, 1, tokens};
+    if (samples > rest) return {false, samples - rest, 1, tokens};
+    return {true, rest, parts, per};
 }
 
 // The same for dx alone: as many tokens of one sample to a block as it takes to fill the device.
@@ -97,92 +96,85 @@ inline SumPlan plan_rows(long long samples, long long tokens, long long blocks) 
 
 // One pass over all samples: dx and sums, or either; `workspace` gets the bytes that it takes
 // instead of running, if it is not null.
-template <typename T, bool VECTOR, int THREADS, bool SUMS>
+template <typename T, bool VECTOR, int THREADS, Makes MAKES>
 cudaError_t backward_wide_launch(Arguments<T> a, void* memory, int device, cudaStream_t stream,
                                  long long* workspace) {
-    constexpr auto kernel = backward_wide<T, VECTOR, THREADS, SUMS>;
-    constexpr auto zero = zero_states<T>;
-    constexpr auto round = round_states<T>;
+    constexpr auto kernel = backward_wide<T, VECTOR, THREADS, MAKES>;
+    constexpr bool SUMS = MAKES != Makes::kRows;
     const int threads = wide_threads(a.columns) < THREADS ? wide_threads(a.columns) : THREADS;
     const int slices = (int)ceil_divide(a.columns, threads * ELEMENTS);
-    const int deeper = SUMS ? 2 * TokenSums::doubles(threads) * (int)sizeof(double) : 0;
-    const int staged = SUMS ? TokenSums::staged_doubles(threads) * (int)sizeof(double) : 0;
-    const int ring = TokenSource<T, VECTOR, THREADS>::bytes();
-    const int bytes = deeper + (ring > staged ? ring : staged);
+    const int bytes =
+        (SUMS ? 2 * Deeper::bytes(threads) : 0) + TokenSource<T, VECTOR, THREADS>::bytes();
     const int resident = resident_blocks<kernel>(threads, bytes, device);
     if (resident == 0) return cudaErrorLaunchOutOfResources;
     const long long blocks = ceil_divide(resident, slices);
     const int sums = SUMS ? (a.dscale != nullptr) + (a.dshift != nullptr) : 0;
-    SumPlan plan = plan_sums(a.samples, a.tokens, blocks);
-    // Without sums nothing is to be added up: every block takes some tokens of any sample.
-    if (sums == 0) plan = plan_rows(a.samples, a.tokens, blocks);
-    const size_t state = STATE_ROWS * plan.group * a.columns * sizeof(long long);
-    if (workspace != nullptr) {
-        *workspace = plan.shared ? sums * (long long)state : 0;
-        return cudaSuccess;
-    }
-    for (long long first = 0; first < a.samples; first += plan.group) {
-        const long long count = a.samples - first < plan.group ? a.samples - first : plan.group;
-        long long* next = static_cast<long long*>(memory);
-        SumTarget<T> targets[2] = {{a.dscale, {nullptr, count * a.columns}},
-                                   {a.dshift, {nullptr, count * a.columns}}};
-        for (auto& target : targets) {
-            if (!plan.shared || target.out == nullptr) continue;
-            target.state.data = next;
-            next += STATE_ROWS * target.state.columns;
+    if (workspace != nullptr) *workspace = 0;
+    for (long long first = 0; first < a.samples;) {
+        // Without sums nothing is to be added up: every block takes some tokens of any sample.
+        const long long left = a.samples - first;
+        SumPlan plan = !SUMS ? plan_rows(left, a.tokens, blocks)
+                                 : plan_sums(left, a.tokens, blocks);
+        if (plan.samples > MOST_COUNTED / plan.parts) plan.samples = MOST_COUNTED / plan.parts;
+        if (plan.per > MOST_COUNTED || plan.samples == 0) return cudaErrorInvalidValue;
+        const long long units = plan.samples * plan.parts;
+        const Division division{first, (int)plan.samples, (int)plan.parts, (int)plan.per};
+        first += plan.samples;
+        if (workspace != nullptr) {
+            if (plan.shared) *workspace = PartSums::bytes(units, a.columns, sums);
+            continue;
         }
-        const dim3 states((unsigned)ceil_divide(count * a.columns, STATE_THREADS), 2);
-        if (plan.shared) {
-            const cudaError_t error = launch_kernel<zero>(false, states, STATE_THREADS, 0, device,
-                                                          stream, targets[0], targets[1]);
-            if (error != cudaSuccess) return error;
-        }
-        const long long units = count * plan.parts;
+        const PartSums parts(memory, units, a.columns, plan.shared ? sums : 0);
         const dim3 grid((unsigned)(units < blocks ? units : blocks), (unsigned)slices);
-        const Division division(first, count, plan.parts, plan.per, grid.x);
         cudaError_t error =
-            launch_kernel<kernel>(plan.shared, grid, threads, bytes, device, stream, a, division,
-                                  targets[0], targets[1]);
-        if (error != cudaSuccess) return error;
-        if (!plan.shared) continue;
-        error = launch_kernel<round>(true, states, STATE_THREADS, 0, device, stream,
-                                     targets[0], targets[1], first * a.columns);
+            launch_kernel<kernel>(false, grid, threads, bytes, device, stream, a, division, parts);
+        if (error == cudaSuccess && plan.shared) {
+            const dim3 sums_of((unsigned)(parts.columns / 32), (unsigned)(plan.samples * sums));
+            error = launch_kernel<combine_parts<T>>(true, sums_of, COMBINE_WARPS * 32, 0, device,
+                                                    stream, a, division, parts);
+        }
         if (error != cudaSuccess) return error;
     }
     return cudaSuccess;
 }
 
-// Rows of at most 3072 columns by one pass; longer ones by a pass for dx and one for the sums.
+// dx alone.
+template <typename T, bool VECTOR>
+cudaError_t rows_by(const Arguments<T>& a, int device, cudaStream_t stream) {
+    constexpr Makes ROWS = Makes::kRows;
+    if (a.columns > WIDE_WARPS * CHUNK) return long_launch(backward_long<T>, a, stream);
+    if (a.columns > 12 * CHUNK) {
+        return backward_wide_launch<T, VECTOR, 1024, ROWS>(a, nullptr, device, stream, nullptr);
+    }
+    return backward_wide_launch<T, VECTOR, 384, ROWS>(a, nullptr, device, stream, nullptr);
+}
+
+// All by one pass where rows are of at most 3072 columns; otherwise, or where one of both is not wanted,
+// by a pass for dx and one for the sums.
 template <typename T, bool VECTOR>
 cudaError_t backward_by(Arguments<T> a, void* memory, int device, cudaStream_t stream,
                         long long* workspace) {
-    if (a.columns <= 8 * CHUNK) {
-        return backward_wide_launch<T, VECTOR, 256, true>(a, memory, device, stream, workspace);
-    }
-    if (a.columns <= 12 * CHUNK) {
+    const bool rows = a.dx != nullptr, sums = a.dscale != nullptr || a.dshift != nullptr;
+    if (workspace != nullptr) *workspace = 0;
+    if (rows && sums && a.columns <= 12 * CHUNK) {
         const cudaError_t error =
-            backward_wide_launch<T, VECTOR, 384, true>(a, memory, device, stream, workspace);
+            a.columns <= 8 * CHUNK
+                ? backward_wide_launch<T, VECTOR, 256, Makes::kAll>(a, memory, device, stream,
+                                                                    workspace)
+                : backward_wide_launch<T, VECTOR, 384, Makes::kAll>(a, memory, device, stream,
+                                                                    workspace);
         if (error != cudaErrorLaunchOutOfResources) return error;
     }
-    if (workspace == nullptr && a.dx != nullptr) {
-        Arguments<T> rows = a;
-        rows.dscale = rows.dshift = nullptr;
-        const cudaError_t error =
-            a.columns <= WIDE_WARPS * CHUNK
-                ? backward_wide_launch<T, VECTOR, 1024, false>(rows, memory, device, stream, nullptr)
-                : long_launch(backward_long<T>, rows, stream);
+    if (workspace == nullptr && rows) {
+        const cudaError_t error = rows_by<T, VECTOR>(a, device, stream);
         if (error != cudaSuccess) return error;
     }
-    if (a.dscale == nullptr && a.dshift == nullptr) {
-        if (workspace != nullptr) *workspace = 0;
-        return cudaSuccess;
-    }
-    a.dx = nullptr;
+    if (!sums) return cudaSuccess;
     const cudaError_t error =
-        backward_wide_launch<T, VECTOR, 256, true>(a, memory, device, stream, workspace);
+        backward_wide_launch<T, VECTOR, 256, Makes::kSums>(a, memory, device, stream, workspace);
     if (error != cudaErrorLaunchOutOfResources) return error;
     // Without a ring they need no more than what every device has.
-    return backward_wide_launch<T, false, 256, true>(a, memory, device, stream, workspace);
+    return backward_wide_launch<T, false, 256, Makes::kSums>(a, memory, device, stream, workspace);
 }
 
 // Run backward, or only say how many bytes of workspace it takes.

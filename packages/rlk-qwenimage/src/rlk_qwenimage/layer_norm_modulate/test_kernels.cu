@@ -10,7 +10,7 @@ using namespace rlk;
 struct Call {
     const void *dout, *x, *scale, *shift;
     void *out, *mean, *rstd, *dx, *dscale, *dshift;
-    long long *states;  // null where blocks finish their sums
+    void *workspace;  // null where blocks finish their sums
     long long T, S, N, apart, blocks, parts, per;
     int narrow;  // BF16, not FP32
     float eps;
@@ -40,47 +40,45 @@ template <typename T> Arguments<T> arguments(const Call& c) {
 }
 
 // Run a grid whose blocks get memory full of ones: nothing may count on zeros.
-template <typename Body> void run(long long blocks, int threads, int bytes, Body body) {
+template <typename Body> void run(dim3 blocks, int threads, int bytes, Body body) {
     std::vector<uint4> memory(bytes / sizeof(uint4) + 1, make_uint4(~0u, ~0u, ~0u, ~0u));
     on_host::launched_memory = memory.data();
-    on_host::run_grid(dim3((unsigned)blocks), threads, body);
+    on_host::run_grid(blocks, threads, body);
 }
 
 int threads_of(long long columns) { return 32 * (int)((columns + CHUNK - 1) / CHUNK); }
 
 template <typename T, bool VECTOR, int THREADS> void forward(const Call& c) {
     const Arguments<T> a = arguments<T>(c);
-    run(c.blocks, threads_of(c.N), RowSource<T, VECTOR, THREADS>::bytes(),
+    run(dim3((unsigned)c.blocks), threads_of(c.N), RowSource<T, VECTOR, THREADS>::bytes(),
         [&] { forward_wide<T, VECTOR, THREADS>(a, c.per); });
 }
 
-template <typename T, bool VECTOR, int THREADS> void backward(const Call& c) {
-    const Arguments<T> a = arguments<T>(c);
-    const int threads = threads_of(c.N);
-    const int bytes = 2 * TokenSums::doubles(threads) * (int)sizeof(double) +
-                      max(TokenSource<T, VECTOR, THREADS>::bytes(),
-                          TokenSums::staged_doubles(threads) * (int)sizeof(double));
-    const long long columns = c.T * c.N;
-    SumTarget<T> to_scale{static_cast<T*>(c.dscale), {c.states, columns}}, to_shift = to_scale;
-    to_shift.out = static_cast<T*>(c.dshift);
-    if (c.states != nullptr && c.dscale != nullptr) to_shift.state.data += STATE_ROWS * columns;
-    if (to_scale.out == nullptr) to_scale.state.data = nullptr;
-    if (to_shift.out == nullptr) to_shift.state.data = nullptr;
-    const dim3 states((unsigned)((columns + STATE_THREADS - 1) / STATE_THREADS), 2);
-    if (c.states != nullptr) {
-        on_host::run_grid(states, STATE_THREADS, [&] { zero_states<T>(to_scale, to_shift); });
-    }
-    const Division division(0, c.T, c.parts, c.per, c.blocks);
-    run(c.blocks, threads, bytes, [&] {
-        backward_wide<T, VECTOR, THREADS, true>(a, division, to_scale, to_shift);
-    });
-    if (c.states != nullptr) {
-        on_host::run_grid(states, STATE_THREADS, [&] { round_states<T>(to_scale, to_shift, 0); });
-    }
+template <typename T, bool VECTOR, int THREADS, Makes MAKES> void backward(const Call& c) {
+    Arguments<T> a = arguments<T>(c);
+    // 64: so that sums alone take several slices, the last of which has warps without columns.
+    const int threads = MAKES == Makes::kSums ? min(threads_of(c.N), 64) : threads_of(c.N);
+    const unsigned slices = (unsigned)((c.N + threads * ELEMENTS - 1) / (threads * ELEMENTS));
+    a.dscale = static_cast<T*>(c.dscale);
+    a.dshift = static_cast<T*>(c.dshift);
+    const int bytes = 2 * Deeper::bytes(threads) + TokenSource<T, VECTOR, THREADS>::bytes();
+    const int sums = (c.dscale != nullptr) + (c.dshift != nullptr);
+    const bool shared = c.workspace != nullptr && sums > 0;
+    const PartSums parts(c.workspace, c.T * c.parts, c.N, shared ? sums : 0);
+    const Division division{0, (int)c.T, (int)c.parts, (int)c.per};
+    run(dim3((unsigned)c.blocks, slices), threads, bytes,
+        [&] { backward_wide<T, VECTOR, THREADS, MAKES>(a, division, parts); });
+    if (!shared) return;
+    on_host::run_grid(dim3((unsigned)(parts.columns / 32), (unsigned)(c.T * sums)),
+                      COMBINE_WARPS * 32, [&] { combine_parts<T>(a, division, parts); });
 }
 
 template <typename T, bool VECTOR, int THREADS> void run_kernel(const Call& c, bool is_forward) {
-    is_forward ? forward<T, VECTOR, THREADS>(c) : backward<T, VECTOR, THREADS>(c);
+    if (is_forward) return forward<T, VECTOR, THREADS>(c);
+    if (c.dx == nullptr) return backward<T, VECTOR, THREADS, Makes::kSums>(c);
+    const bool rows = c.dscale == nullptr && c.dshift == nullptr;
+    if (rows) return backward<T, VECTOR, THREADS, Makes::kRows>(c);
+    backward<T, VECTOR, THREADS, Makes::kAll>(c);
 }
 
 // Of the kernels that serve rows of up to 3072 columns, those that differ in more than numbers.

@@ -10,35 +10,30 @@
 namespace rlk {
 
 // How tokens are divided among blocks: samples `first` on, `count` of them, each in `parts` of `per`
-// tokens. A part is a unit of work; a block's next one is as many samples and parts further as the
-// grid has blocks.
+// tokens. A part is a unit of work; a block's next one is as many units further as the grid has
+// blocks. The launcher sees that units and their tokens are counted in 32 bits.
 struct Division {
-    long long first, count, parts, per, sample_step, part_step;
+    long long first;
+    int count, parts, per;
 
-    Division(long long first, long long count, long long parts, long long per, long long blocks)
-        : first(first), count(count), parts(parts), per(per), sample_step(blocks / parts),
-          part_step(blocks % parts) {}
+    __host__ __device__ int units() const { return count * parts; }
 };
 
 // The units of a block, one after another.
 struct Units {
     const Division& d;
-    long long place, part;
+    int number;
 
-    __device__ __forceinline__ explicit Units(const Division& d)
-        : d(d), place(blockIdx.x / d.parts), part(blockIdx.x - place * d.parts) {}
-    __device__ __forceinline__ bool inside() const { return place < d.count; }
-    __device__ __forceinline__ void advance() {
-        place += d.sample_step;
-        part += d.part_step;
-        if (part < d.parts) return;
-        part -= d.parts;
-        ++place;
+    __device__ __forceinline__ explicit Units(const Division& d) : d(d), number(blockIdx.x) {}
+    __device__ __forceinline__ bool inside() const { return number < d.units(); }
+    __device__ __forceinline__ void advance() { number += gridDim.x; }
+    __device__ __forceinline__ long long sample() const { return d.first + number / d.parts; }
+    __device__ __forceinline__ long long token() const {
+        return (long long)(number % d.parts) * d.per;
     }
-    __device__ __forceinline__ long long sample() const { return d.first + place; }
-    __device__ __forceinline__ long long token() const { return part * d.per; }
-    __device__ __forceinline__ long long count(long long tokens) const {
-        return tokens - token() < d.per ? tokens - token() : d.per;
+    __device__ __forceinline__ int count(long long tokens) const {
+        const long long left = tokens - token();
+        return left < d.per ? (int)left : d.per;
     }
 };
 
@@ -56,8 +51,7 @@ template <typename T> struct TokenCursor {
     const T *dout, *x;
     // 2 * TURN lanes have an own number of a turn each: means, then rstds.
     const float* number;
-    long long left;
-    int column, count;
+    int left, column, count;
 
     __device__ __forceinline__ TokenCursor(const Arguments<T>& a, const Units& units, int column)
         : a(a), units(units), column(column), count(elements_inside(column, a.columns)) {
@@ -145,7 +139,7 @@ template <typename T, int THREADS> struct TokenRing {
                     to.dout[u][w][threadIdx.x] = to.x[u][w][threadIdx.x] = zeros;
                 }
             }
-            copy_numbers(to, (int)cursor.left);
+            copy_numbers(to, cursor.left);
         }
         if (cursor.left > 0) cursor.advance();
         __pipeline_commit();
