@@ -53,6 +53,15 @@ __device__ __forceinline__ void barrier_wait(uint64_t* barrier, uint32_t parity)
         : "memory");
 }
 
+// True in one lane of a whole warp: what the others compute beside it stays uniform.
+__device__ __forceinline__ bool elected() {
+    uint32_t one;
+    asm volatile(
+        "{\n.reg .pred one;\nelect.sync _|one, 0xffffffff;\nselp.b32 %0, 1, 0, one;\n}"
+        : "=r"(one));
+    return one != 0;
+}
+
 __device__ __forceinline__ uint32_t rank_in_cluster() {
     uint32_t rank;
     asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
@@ -108,6 +117,12 @@ template <int PENDING> __device__ __forceinline__ void wgmma_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
 
+// The parts of an operand's tile that are loaded, by the first blocks that share it, and how many
+// rows or, of K, bytes a box of them has.
+struct WgmmaParts {
+    int count, box_rows, bytes;
+};
+
 // How a tile of ROWS by 64 of K lies in shared memory, of which SHARE blocks load a part each.
 // K_MAJOR: rows of 128 bytes, swizzled, groups of 8 rows 1024 bytes apart. Else: chunks of CHUNK
 // rows, [64 of K][CHUNK] each, swizzled over the width of a chunk.
@@ -121,18 +136,30 @@ template <bool K_MAJOR, int ROWS, int SHARE> struct WgmmaTile {
     static constexpr int BOX_K = K_MAJOR || BY_CHUNKS ? WGMMA_BK : WGMMA_BK / SHARE;
     static constexpr int BOX_ROWS = K_MAJOR ? ROWS / SHARE : CHUNK;
     static_assert(K_MAJOR || ROWS % 32 == 0, "whole chunks");
+
+    // Of an operand that has fewer rows than a tile only these: TMA takes longer over rows outside
+    // than over others, and what is not loaded makes only results that nobody stores.
+    static WgmmaParts parts(long long rows) {
+        const int useful = K_MAJOR && rows < ROWS ? ((int)rows + 7) / 8 * 8 : ROWS;
+        if (!K_MAJOR) return {SHARE, BOX_ROWS, BYTES};
+        const int box = useful < BOX_ROWS ? useful : BOX_ROWS, count = (useful + box - 1) / box;
+        return {count, box, count * box * WGMMA_BK * 2};
+    }
     static_assert(!K_MAJOR || (BOX_ROWS % 8 == 0 && BOX_ROWS <= 256), "what a box may be");
     // Bytes from one step of 16 of K to the next, and from 64 rows to the next.
     static constexpr int K_STEP = MMA_K * 2 * (K_MAJOR ? 1 : CHUNK);
     static constexpr int ROWS_STEP = WGMMA_ROWS * WGMMA_BK * 2;
 
-    // What wgmma reads the tile by.
-    static __device__ __forceinline__ uint64_t descriptor(uint32_t at) {
-        constexpr uint64_t leading = K_MAJOR ? 1 : CHUNK_BYTES >> 4;
+    // What wgmma reads the tile by: the lower half of the descriptor of what lies at `at`. `bytes`
+    // further it is this and bytes / 16, for shared memory ends before the field of addresses does.
+    static __device__ __forceinline__ uint32_t place(uint32_t at) {
+        constexpr uint32_t leading = K_MAJOR ? 1 : CHUNK_BYTES >> 4;
+        return (at & 0x3ffff) >> 4 | leading << 16;
+    }
+    static __device__ __forceinline__ uint64_t descriptor(uint32_t place) {
         constexpr uint64_t stride = (K_MAJOR ? 1024 : 16 * CHUNK) >> 4;
         constexpr uint64_t swizzle = K_MAJOR || CHUNK == 64 ? 1 : 2;
-        return (uint64_t)((at & 0x3ffff) >> 4) | (leading << 16) | (stride << 32) |
-               (swizzle << 62);
+        return (uint64_t)place | (stride << 32) | (swizzle << 62);
     }
 
     // Part `part` of the tile from (row, k) on, to all blocks of the mask.

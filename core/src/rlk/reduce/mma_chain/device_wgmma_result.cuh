@@ -18,6 +18,7 @@ struct WgmmaCall {
     bool bias_of_rows;  // swapped
     bool wide;          // 16 bytes of neighbouring columns of the result may be written at once
     int group;          // clusters of rows that go through the columns together
+    WgmmaParts a_parts, b_parts;
 };
 
 // An element of the bias as it lies in memory: a conversion would wait for the load.
@@ -65,6 +66,9 @@ __device__ __forceinline__ void start_chains(const WgmmaCall& p, long long row, 
     }
 }
 
+// To add it changes no bit of what `finish` gives: a bias is of columns or of rows.
+constexpr float NO_BIAS = -0.0f;
+
 // A row of the bias for the columns of a tile: loaded before the chain, so that nobody waits for it
 // after, and shared by the warpgroup then.
 template <int BN> struct ColumnBias {
@@ -75,32 +79,33 @@ template <int BN> struct ColumnBias {
 #pragma unroll
         for (int i = 0; i < PER_THREAD; ++i) {
             const int at = threadIdx.x % WARPGROUP + WARPGROUP * i;
-            bits[i] = at < BN && column + at < p.N ? load_bias(p, column + at) : 0u;
+            const bool here = !p.bias_of_rows && at < BN && column + at < p.N;
+            bits[i] = here ? load_bias(p, column + at) : 0u;
         }
     }
     __device__ __forceinline__ void share(const WgmmaCall& p, float* shared) const {
 #pragma unroll
         for (int i = 0; i < PER_THREAD; ++i) {
             const int at = threadIdx.x % WARPGROUP + WARPGROUP * i;
-            if (at < BN) shared[at] = bias_value(p, bits[i]);
+            if (at < BN) shared[at] = p.bias_of_rows ? NO_BIAS : bias_value(p, bits[i]);
         }
     }
 };
 
-// What comes after the last step. `columns` is in shared memory, or null.
-template <int MI> struct Ending {
+// What comes after the last step. `columns` is in shared memory.
+template <int MI, bool BIAS> struct Ending {
     const float* columns;
-    bool by_rows;
     float rows[MI][2];
 
     __device__ __forceinline__ Ending(const WgmmaCall& p, const float* columns, long long row)
-        : columns(columns), by_rows(p.bias != nullptr && p.bias_of_rows) {
+        : columns(columns) {
 #pragma unroll
-        for (int i = 0; i < MI; ++i) {
+        for (int i = 0; BIAS && i < MI; ++i) {
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
                 const long long m = row + i * WGMMA_ROWS + ((threadIdx.x & 31) >> 2) + 8 * h;
-                rows[i][h] = by_rows && m < p.M ? bias_value(p, load_bias(p, m)) : 0.0f;
+                const bool here = p.bias_of_rows && m < p.M;
+                rows[i][h] = here ? bias_value(p, load_bias(p, m)) : NO_BIAS;
             }
         }
     }
@@ -110,16 +115,29 @@ template <int MI> struct Ending {
     __device__ __forceinline__ float2 pair(const float (&acc)[MI][SIZE], int i, int j,
                                            int h) const {
         float2 c = {finish(acc[i][4 * j + 2 * h]), finish(acc[i][4 * j + 2 * h + 1])};
-        if (columns != nullptr) {
+        if constexpr (BIAS) {
             const int at = j * MMA_COLUMNS + 2 * (threadIdx.x & 3);
             const float2 bias = *reinterpret_cast<const float2*>(columns + at);
-            c = {__fadd_rn(c.x, bias.x), __fadd_rn(c.y, bias.y)};
-        } else if (by_rows) {
-            c = {__fadd_rn(c.x, rows[i][h]), __fadd_rn(c.y, rows[i][h])};
+            c = {__fadd_rn(__fadd_rn(c.x, bias.x), rows[i][h]),
+                 __fadd_rn(__fadd_rn(c.y, bias.y), rows[i][h])};
         }
         return c;
     }
 };
+
+// Any strides: neighbouring lanes along the shorter one. A function of its own: seldom called.
+template <typename V, int COLUMNS, int PITCH>
+__device__ __noinline__ void copy_elements(const WgmmaCall& p, const unsigned char* buffer, V* out,
+                                           int rows, int columns) {
+    const bool along_rows = p.out_stride_m < p.out_stride_n;
+    for (int e = threadIdx.x & 31; e < MMA_ROWS * COLUMNS; e += 32) {
+        const int r = along_rows ? e % MMA_ROWS : e / COLUMNS;
+        const int c = along_rows ? e / MMA_ROWS : e % COLUMNS;
+        if (r >= rows || c >= columns) continue;
+        out[r * p.out_stride_m + c * p.out_stride_n] =
+            *reinterpret_cast<const V*>(buffer + r * PITCH + c * (int)sizeof(V));
+    }
+}
 
 // 16 rows of COLUMNS values in a warp's buffer to the result from (row, column) on.
 template <typename V, int COLUMNS, int PITCH>
@@ -128,26 +146,27 @@ __device__ __forceinline__ void copy_out(const WgmmaCall& p, const unsigned char
     const int lane = threadIdx.x & 31;
     const int rows = clamped(p.M - row, MMA_ROWS), columns = clamped(p.N - column, COLUMNS);
     V* out = static_cast<V*>(p.out) + row * p.out_stride_m + column * p.out_stride_n;
-    if (p.wide && columns == COLUMNS) {
-        constexpr int PER_WORD = 16 / (int)sizeof(V), WORDS = COLUMNS / PER_WORD;
+    constexpr int PER_WORD = 16 / (int)sizeof(V), WORDS = COLUMNS / PER_WORD;
+    const auto copy = [&](V* to, int r, int c) {
+        *reinterpret_cast<uint4*>(to) =
+            *reinterpret_cast<const uint4*>(buffer + r * PITCH + c * (int)sizeof(V));
+    };
+    if (!p.wide || columns != COLUMNS) {
+        copy_elements<V, COLUMNS, PITCH>(p, buffer, out, rows, columns);
+    } else if (32 % WORDS == 0 && rows == MMA_ROWS) {
+        constexpr int STEP = 32 / WORDS;
+        const int r = lane / WORDS, c = lane % WORDS * PER_WORD;
+        V* to = out + r * p.out_stride_m + c;
+#pragma unroll
+        for (int i = 0; i < MMA_ROWS / STEP; ++i, to += STEP * p.out_stride_m) {
+            copy(to, r + i * STEP, c);
+        }
+    } else {
 #pragma unroll
         for (int i = 0; i < (MMA_ROWS * WORDS + 31) / 32; ++i) {
             const int r = (i * 32 + lane) / WORDS, c = (i * 32 + lane) % WORDS * PER_WORD;
-            if (r >= rows) continue;
-            *reinterpret_cast<uint4*>(out + r * p.out_stride_m + c) =
-                *reinterpret_cast<const uint4*>(buffer + r * PITCH + c * (int)sizeof(V));
+            if (r < rows) copy(out + r * p.out_stride_m + c, r, c);
         }
-        return;
-    }
-    // Any strides: neighbouring lanes along the shorter one.
-    const bool along_rows = p.out_stride_m < p.out_stride_n;
-#pragma unroll 1
-    for (int e = lane; e < MMA_ROWS * COLUMNS; e += 32) {
-        const int r = along_rows ? e % MMA_ROWS : e / COLUMNS;
-        const int c = along_rows ? e / MMA_ROWS : e % COLUMNS;
-        if (r >= rows || c >= columns) continue;
-        out[r * p.out_stride_m + c * p.out_stride_n] =
-            *reinterpret_cast<const V*>(buffer + r * PITCH + c * (int)sizeof(V));
     }
 }
 
@@ -161,9 +180,9 @@ template <int BN> struct Outgoing {
 };
 
 // Rounded once to T.
-template <typename T, int MI, int BN>
+template <typename T, int MI, int BN, typename End>
 __device__ __forceinline__ void store_narrow(const WgmmaCall& p, const float (&acc)[MI][BN / 2],
-                                             const Ending<MI>& ending, unsigned char* buffer,
+                                             const End& ending, unsigned char* buffer,
                                              long long row, long long column) {
     constexpr int PITCH = Outgoing<BN>::PITCH, COLUMNS = Outgoing<BN>::BYTES_A_ROW / 2;
     const int lane = threadIdx.x & 31;
@@ -194,9 +213,9 @@ __device__ __forceinline__ void store_narrow(const WgmmaCall& p, const float (&a
     }
 }
 
-template <int MI, int BN>
+template <int MI, int BN, typename End>
 __device__ __forceinline__ void store_fp32(const WgmmaCall& p, const float (&acc)[MI][BN / 2],
-                                           const Ending<MI>& ending, unsigned char* buffer,
+                                           const End& ending, unsigned char* buffer,
                                            long long row, long long column) {
     constexpr int PITCH = Outgoing<BN>::PITCH, COLUMNS = Outgoing<BN>::BYTES_A_ROW / 4;
     const int lane = threadIdx.x & 31;
@@ -218,6 +237,14 @@ __device__ __forceinline__ void store_fp32(const WgmmaCall& p, const float (&acc
             __syncwarp();
         }
     }
+}
+
+template <typename T, int MI, int BN, typename End>
+__device__ __forceinline__ void store(const WgmmaCall& p, const float (&acc)[MI][BN / 2],
+                                      const End& ending, unsigned char* buffer, long long row,
+                                      long long column) {
+    if (p.out_dtype == kFloat32) store_fp32<MI, BN>(p, acc, ending, buffer, row, column);
+    else store_narrow<T, MI, BN>(p, acc, ending, buffer, row, column);
 }
 
 }  // namespace rlk

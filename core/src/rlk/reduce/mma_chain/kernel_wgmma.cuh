@@ -4,6 +4,8 @@
 // consume: together one tile, or in turns a tile each. rlk_mma_chain_wgmma.h, which is generated
 // from tiles.py, has the shapes and wgmma itself. Bodies are empty for other targets than sm_90a.
 #pragma once
+#include <type_traits>
+
 #include "rlk/reduce/mma_chain/device_wgmma_result.cuh"
 #include "rlk_mma_chain_wgmma.h"
 
@@ -23,6 +25,8 @@ struct WgmmaShape {
     // The blocks of a row of tiles need the same of a, those of a column the same of b. These
     // write into this block's tiles, and read what it writes.
     static constexpr int PEERS = CN + CM - 1;
+    // Steps of a tile that wgmma may have before it: it waits for no barrier of the next one then.
+    static constexpr int AHEAD = STAGES >= 8 ? 3 : 1;
     // Warps that free a stage.
     static constexpr int CONSUMERS = (TURNS ? 1 : GROUPS) * 4 * PEERS;
     using A = WgmmaTile<A_K, BM, CN>;
@@ -74,7 +78,7 @@ template <typename S> struct WgmmaMemory {
     }
     __device__ __forceinline__ void init_barriers() const {
         for (int i = 0; i < S::STAGES; ++i) {
-            barrier_init(full + i, 1);
+            barrier_init(full + i, 2);  // operands
             barrier_init(empty + i, S::CONSUMERS);
         }
         // The warps of a warpgroup: were it one of them, the others could miss a phase of two.
@@ -109,26 +113,33 @@ template <typename S> struct WgmmaPlaces {
     }
 };
 
-// One thread has TMA load this block's part of every stage.
-template <typename S>
+// A warp has TMA load this block's part of an operand in every stage; another one those of the other
+// operand, for small tiles wait for the loads of one. `Tile` is the operand's.
+template <typename S, bool OF_A>
 __device__ __forceinline__ void produce(const WgmmaMemory<S>& memory, const WgmmaPlaces<S>& places,
-                                        const CUtensorMap* map_a, const CUtensorMap* map_b,
+                                        const CUtensorMap& map, const WgmmaParts& parts,
                                         int steps) {
-    uint16_t of_row = 0, of_column = 0;
-    for (int i = 0; i < S::CN; ++i) of_row |= (uint16_t)(1u << (places.cm * S::CN + i));
-    for (int i = 0; i < S::CM; ++i) of_column |= (uint16_t)(1u << (i * S::CN + places.cn));
+    using Tile = std::conditional_t<OF_A, typename S::A, typename S::B>;
+    // Who shares it: the blocks of the row, or those of the column.
+    constexpr int SHARE = OF_A ? S::CN : S::CM;
+    const int part = OF_A ? places.cn : places.cm;
+    uint16_t blocks = 0;
+    for (int i = 0; i < SHARE; ++i) {
+        blocks |= (uint16_t)(1u << (OF_A ? places.cm * S::CN + i : i * S::CN + places.cn));
+    }
+    const bool issues = elected(), loads = part < parts.count;
     Ring<S::STAGES> ring;
     for (int unit = places.first; unit < places.units; unit += places.stride) {
         int row, column;
         places.find(unit, row, column);
         for (int step = 0; step < steps; ++step, ring.next()) {
-            uint64_t* full = memory.full + ring.stage;
             barrier_wait(memory.empty + ring.stage, ring.parity ^ 1);
-            barrier_expect(full, S::A::BYTES + S::B::BYTES);
-            S::A::load(memory.a + ring.stage * S::A::BYTES, map_a, full, row, step * WGMMA_BK,
-                       places.cn, of_row);
-            S::B::load(memory.b + ring.stage * S::B::BYTES, map_b, full, column, step * WGMMA_BK,
-                       places.cm, of_column);
+            if (!issues) continue;
+            barrier_expect(memory.full + ring.stage, parts.bytes);
+            if (!loads) continue;
+            Tile::load((OF_A ? memory.a : memory.b) + ring.stage * Tile::BYTES, &map,
+                       memory.full + ring.stage, OF_A ? row : column, step * WGMMA_BK, part,
+                       blocks);
         }
     }
     // All that the blocks of the cluster have read of this one's stages is told: nobody arrives at
@@ -160,40 +171,46 @@ __device__ __forceinline__ void multiply_tile(const WgmmaMemory<S>& memory,
                                               const WgmmaPlaces<S>& places,
                                               Ring<S::STAGES>& ring, int steps, int group,
                                               int continues, float (&acc)[S::MI][S::BN / 2]) {
-    int before = 0;
+    using A = typename S::A;
+    using B = typename S::B;
+    // Of the first stage: what every step computes anew, small tiles wait for.
+    const uint32_t first_a = A::place(memory.a + (S::TURNS ? 0 : group * S::MI * A::ROWS_STEP));
+    const uint32_t first_b = B::place(memory.b);
+    Ring<S::STAGES> read = ring;
     const auto block = [&](int add) {
         barrier_wait(memory.full + ring.stage, ring.parity);
         wgmma_fence();
-        const int first = S::TURNS ? 0 : group * S::MI * S::A::ROWS_STEP;
-        const uint32_t a = memory.a + ring.stage * S::A::BYTES + first;
-        const uint32_t b = memory.b + ring.stage * S::B::BYTES;
+        const uint32_t a = first_a + ring.stage * (A::BYTES / 16);
+        const uint32_t b = first_b + ring.stage * (B::BYTES / 16);
 #pragma unroll
         for (int k = 0; k < WGMMA_BK / MMA_K; ++k) {
 #pragma unroll
             for (int i = 0; i < S::MI; ++i) {
                 Wgmma<T, S::BN, S::A_K, S::B_K>::step(
-                    acc[i], S::A::descriptor(a + i * S::A::ROWS_STEP + k * S::A::K_STEP),
-                    S::B::descriptor(b + k * S::B::K_STEP), k > 0 ? 1 : add);
+                    acc[i], A::descriptor(a + (i * A::ROWS_STEP + k * A::K_STEP) / 16),
+                    B::descriptor(b + k * B::K_STEP / 16), k > 0 ? 1 : add);
             }
         }
         wgmma_commit();
-        before = ring.stage;
         ring.next();
+    };
+    const auto let_go = [&] {
+        release<S>(memory, places, read.stage);
+        read.next();
     };
     // ORDER: ascending K, one chain. The first block stands before the loop: ptxas runs wgmma one
     // by one if two paths with other accumulators join between its fence and its wait.
     block(continues);
 #pragma unroll 1
     for (int step = 1; step < steps; ++step) {
-        const int last = before;
         block(1);
-        wgmma_wait<1>();
-        release<S>(memory, places, last);
+        wgmma_wait<S::AHEAD>();
+        if (step >= S::AHEAD) let_go();
     }
     // All of this tile has arrived: the other warpgroup may wait for its own.
     if (S::TURNS && threadIdx.x % 32 == 0) barrier_arrive(memory.turn + (group ^ 1));
     wgmma_wait<0>();
-    release<S>(memory, places, before);
+    for (int step = min(steps, S::AHEAD); step > 0; --step) let_go();
 }
 
 // Tile after tile of warpgroup `group`.
@@ -212,9 +229,8 @@ __device__ __forceinline__ void consume(const WgmmaMemory<S>& memory, const Wgmm
         places.find(unit, tile_row, column);
         const long long row =
             (long long)tile_row + (S::TURNS ? 0 : group * S::ROWS_A_GROUP) + warp * MMA_ROWS;
-        const bool columns_have_bias = p.bias != nullptr && !p.bias_of_rows;
         ColumnBias<BN> column_bias;
-        if (columns_have_bias) column_bias.load(p, column);
+        if (p.bias != nullptr) column_bias.load(p, column);
         float acc[MI][BN / 2];
         const bool continues = p.initial != nullptr;
         if (continues) start_chains<MI, BN>(p, row, column, acc);
@@ -223,16 +239,13 @@ __device__ __forceinline__ void consume(const WgmmaMemory<S>& memory, const Wgmm
         if (S::TURNS) ring.skip(steps);
 
         float* biases = memory.biases + (group * 2 + (count & 1)) * BN;
-        if (columns_have_bias) {
+        if (p.bias != nullptr) {
             column_bias.share(p, biases);
             // One barrier: who overwrites these two tiles on has seen all pass the next.
             warpgroup_sync(1 + group);
-        }
-        const Ending<MI> ending(p, columns_have_bias ? biases : nullptr, row);
-        if (p.out_dtype == kFloat32) {
-            store_fp32<MI, BN>(p, acc, ending, buffer, row, column);
+            store<T, MI, BN>(p, acc, Ending<MI, true>(p, biases, row), buffer, row, column);
         } else {
-            store_narrow<T, MI, BN>(p, acc, ending, buffer, row, column);
+            store<T, MI, BN>(p, acc, Ending<MI, false>(p, biases, row), buffer, row, column);
         }
     }
 }
@@ -263,8 +276,9 @@ __global__ void __launch_bounds__(S::THREADS, 1)
     // Registers: those of three warpgroups are shared out anew, 40 and twice 232 of 504.
     if (group == 0) {
         if constexpr (S::GROUPS > 1) asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-        if (threadIdx.x == 0) produce<S>(memory, places, &map_a, &map_b, steps);
-        __syncwarp();
+        const int warp = __shfl_sync(0xffffffffu, (int)threadIdx.x / 32, 0);
+        if (warp == 0) produce<S, true>(memory, places, map_a, p.a_parts, steps);
+        if (warp == 1) produce<S, false>(memory, places, map_b, p.b_parts, steps);
     } else {
         if constexpr (S::GROUPS > 1) asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
         consume<T, S>(memory, places, p, steps, group - 1);

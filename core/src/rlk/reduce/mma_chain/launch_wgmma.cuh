@@ -39,7 +39,7 @@ inline EncodeTiled encode_tiled() {
 
 // The map by which TMA reads boxes of a tile, in the order of memory.
 template <typename T, bool K_MAJOR, typename Tile>
-cudaError_t encode(CUtensorMap* map, const WgmmaOperand& from, long long K) {
+cudaError_t encode(CUtensorMap* map, const WgmmaOperand& from, long long K, int box_rows) {
     if (encode_tiled() == nullptr) return cudaErrorSymbolNotFound;
     const long long inner = K_MAJOR ? K : from.rows, outer = K_MAJOR ? from.rows : K;
     // Of one row there is no second to step to: any stride that TMA takes.
@@ -47,8 +47,8 @@ cudaError_t encode(CUtensorMap* map, const WgmmaOperand& from, long long K) {
         outer == 1 ? (inner + 7) / 8 * 8 : (K_MAJOR ? from.row_stride : from.k_stride);
     const cuuint64_t sizes[2] = {(cuuint64_t)inner, (cuuint64_t)outer};
     const cuuint64_t strides[1] = {(cuuint64_t)leading * sizeof(T)};
-    const cuuint32_t box[2] = {(cuuint32_t)(K_MAJOR ? Tile::BOX_K : Tile::BOX_ROWS),
-                               (cuuint32_t)(K_MAJOR ? Tile::BOX_ROWS : Tile::BOX_K)};
+    const cuuint32_t box[2] = {(cuuint32_t)(K_MAJOR ? Tile::BOX_K : box_rows),
+                               (cuuint32_t)(K_MAJOR ? box_rows : Tile::BOX_K)};
     const cuuint32_t ones[2] = {1, 1};
     const CUresult result = encode_tiled()(
         map,
@@ -87,7 +87,7 @@ cudaError_t ask_clusters(Kernel kernel, cudaLaunchConfig_t config, int device, i
 }
 
 template <typename T, typename S>
-cudaError_t launch_wgmma(const WgmmaCall& p, const WgmmaOperand& a, const WgmmaOperand& b,
+cudaError_t launch_wgmma(WgmmaCall p, const WgmmaOperand& a, const WgmmaOperand& b,
                          int device, cudaStream_t stream) {
     const auto kernel = chain_wgmma<T, S>;
     cudaLaunchAttribute attribute = {};
@@ -112,8 +112,13 @@ cudaError_t launch_wgmma(const WgmmaCall& p, const WgmmaOperand& a, const WgmmaO
     if (clusters == 0) return NO_WGMMA;
 
     CUtensorMap map_a, map_b;
-    cudaError_t error = encode<T, S::A_K, typename S::A>(&map_a, a, p.K);
-    if (error == cudaSuccess) error = encode<T, S::B_K, typename S::B>(&map_b, b, p.K);
+    p.a_parts = S::A::parts(a.rows);
+    p.b_parts = S::B::parts(b.rows);
+    cudaError_t error =
+        encode<T, S::A_K, typename S::A>(&map_a, a, p.K, p.a_parts.box_rows);
+    if (error == cudaSuccess) {
+        error = encode<T, S::B_K, typename S::B>(&map_b, b, p.K, p.b_parts.box_rows);
+    }
     if (error != cudaSuccess) return error;
     const long long tiles_m = (p.M + S::BM - 1) / S::BM, tiles_n = (p.N + S::BN - 1) / S::BN;
     const long long units =
