@@ -43,8 +43,8 @@ WIDEST = 4096
 WARP_COLUMNS = 256
 # 16: warps of a multiprocessor that the registers of these kernels leave room for.
 BACKWARD_WARPS = 16
-# 3 stages: two more blocks are on their way while one is computed.
-STAGES = 3
+# 4 stages: three more blocks are on their way while one is computed.
+BACKWARD_STAGES = 4
 
 
 @triton.jit
@@ -181,7 +181,9 @@ def rms_norm_backward(
         )  # fmt: skip
 
 
-def blocking(x: torch.Tensor, resident_warps: int) -> tuple[tuple[int], dict[str, Any]]:
+def blocking(
+    x: torch.Tensor, resident_warps: int, stages: int
+) -> tuple[tuple[int], dict[str, Any]]:
     """(grid, meta) of a kernel on the rows of x, of which a multiprocessor holds so many warps."""
     rows, n = x.shape
     if n > WIDEST:
@@ -194,7 +196,7 @@ def blocking(x: torch.Tensor, resident_warps: int) -> tuple[tuple[int], dict[str
     resident = multiprocessors(x.device) * resident_warps // warps
     # Levels of exact sums have room for so many blocks.
     grid = max(min(blocks, resident), triton.cdiv(blocks, MAX_TERMS.value))
-    meta = {"WHOLE": True, "FULL": n == width, "STAGES": STAGES, "ROWS": height, "COLUMNS": width}
+    meta = {"WHOLE": True, "FULL": n == width, "STAGES": stages, "ROWS": height, "COLUMNS": width}
     # 2048: 65536 registers of a multiprocessor over the 32 threads of a warp.
     return (grid,), meta | {"num_warps": warps, "maxnreg": 2048 // resident_warps}
 
@@ -237,7 +239,7 @@ def run_backward(
     dx = torch.empty_like(x, memory_format=torch.contiguous_format) if need_x else None
     state = exact_sum.new(n, x.device) if need_weight else None
     added = dy if dresidual_out is None else dresidual_out
-    grid, meta = blocking(x, BACKWARD_WARPS)
+    grid, meta = blocking(x, BACKWARD_WARPS, BACKWARD_STAGES)
     launch_triton(
         rms_norm_backward, grid,
         dy, added, x, weight, rstd, x if dx is None else dx, rstd if state is None else state,

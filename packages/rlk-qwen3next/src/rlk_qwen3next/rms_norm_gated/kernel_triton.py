@@ -45,6 +45,8 @@ from ..rms_norm.kernel_triton import BACKWARD_WARPS, blocking
 
 # 32: warps of a multiprocessor that the registers of the forward leave room for.
 FORWARD_WARPS = 32
+# 3 stages: two more blocks are on their way while one is computed.
+STAGES = 3
 
 
 @triton.jit
@@ -267,7 +269,7 @@ def forward(
     rows, n = x.shape
     y = torch.empty_like(x, memory_format=torch.contiguous_format)
     rstd = torch.empty(rows, dtype=torch.float32, device=x.device)
-    grid, meta = blocking(x, FORWARD_WARPS)
+    grid, meta = blocking(x, FORWARD_WARPS, STAGES)
     launch_triton(
         rms_norm_gated_forward, grid, x, gate, weight, y, rstd, rows, n,
         *x.stride(), *gate.stride(), *weight.stride(), eps, weight_offset,
@@ -294,7 +296,7 @@ def backward(
     dx = torch.empty_like(x, memory_format=torch.contiguous_format) if need_x else None
     dgate = torch.empty_like(x, memory_format=torch.contiguous_format) if need_gate else None
     state = exact_sum.new(n, x.device) if need_weight else None
-    grid, meta = blocking(x, BACKWARD_WARPS)
+    grid, meta = blocking(x, BACKWARD_WARPS, STAGES)
     launch_triton(
         rms_norm_gated_backward, grid,
         dy, x, gate, weight, rstd,
