@@ -102,8 +102,8 @@ OPERATOR = Operator(
     ),
     oracle=oracle.forward,
     backends=(
-        backends.triton(_load_triton),
         backends.cuda(_load_cuda),
+        backends.triton(_load_triton),
         backends.golden(_load_golden),
     ),
 )

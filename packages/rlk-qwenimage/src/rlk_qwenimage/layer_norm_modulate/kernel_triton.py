@@ -41,17 +41,18 @@ from .device_triton import (
 # 4096: columns of the widest tokens that a program holds in registers.
 WIDEST = 4096
 # 4: warps of whole tokens, which meet once or twice; a GPU has many tokens on their way.
-FORWARD_WARPS = 4
-DX_WARPS = 4
-# 8 tokens, one a warp, of 256 columns, 16 bytes of BF16 a thread.
-SUM_TOKENS = 8
+ROW_WARPS = 4
+# 64 and 80: registers by which a multiprocessor has 8 and 6 of these programs.
+FORWARD_REGISTERS = 64
+DX_REGISTERS = 80
+# 4 tokens, one a warp, of 256 columns, 16 bytes of BF16 a thread.
+SUM_TOKENS = 4
 SUM_COLUMNS = 256
-SUM_WARPS = 8
-# 2: programs of a multiprocessor, whose threads have the levels of two sums in 128 registers.
+# 2: programs of a multiprocessor. Levels of two sums are half of 168 registers; 4 stages: three
+# more blocks are on their way while one is added. More programs with fewer of both are slower.
 SUM_PROGRAMS = 2
-SUM_REGISTERS = 128
-# 3 stages: two more blocks are on their way while one is added.
-SUM_STAGES = 3
+SUM_REGISTERS = 168
+SUM_STAGES = 4
 # 8: samples of so few tokens have blocks of them all, whose terms need no levels.
 FEW_TOKENS = 8
 FEW_COLUMNS = 512
@@ -137,15 +138,15 @@ def layer_norm_modulate_dx(
             store_chunk(dx, gradient, row, mask, start, n, CHUNK)
 
 
-def blocking(rows: int, n: int, warps: int) -> tuple[tuple[int], dict[str, Any]]:
-    """(grid, meta) of a kernel on so many rows; whole ones are shared by so many warps."""
+def blocking(rows: int, n: int, registers: int) -> tuple[tuple[int], dict[str, Any]]:
+    """(grid, meta) of a kernel on so many rows; threads of whole ones have so many registers."""
     if n > WIDEST:
         return (triton.cdiv(rows, ROWS),), {"WHOLE": False, "ROWS": ROWS, "CHUNK": CHUNK}
     width = max(8, triton.next_power_of_2(n))
     # A thread has 8 columns at least.
-    height = max(1, warps * CHUNK // width)
-    meta = {"WHOLE": True, "ROWS": height, "CHUNK": width, "num_warps": warps}
-    return (triton.cdiv(rows, height),), meta
+    height = max(1, ROW_WARPS * CHUNK // width)
+    meta = {"WHOLE": True, "ROWS": height, "CHUNK": width}
+    return (triton.cdiv(rows, height),), meta | {"num_warps": ROW_WARPS, "maxnreg": registers}
 
 
 @triton.jit
@@ -190,12 +191,10 @@ def layer_norm_modulate_sums(
     place = (program // column_blocks // parts).to(tl.int64)
     sample = first + place
     start = program % column_blocks * COLUMNS
-    column = start + tl.arange(0, COLUMNS)
-    sums = place * n + column  # [C]
+    sums = place * n + start + tl.arange(0, COLUMNS)  # [C]
     width = tl.cast(samples, tl.int64) * n
     blocks = tl.cdiv(tokens, TOKENS)
-    missed = 1
-    shift_unit, scale_unit = 1.0, 1.0
+    missed, shift_unit, scale_unit = 1, 1.0, 1.0
     if LEVELS:
         upstream, product = token_terms(
             dout, x, mean_in, rstd_in, sample, part, tokens, start, n,
@@ -232,15 +231,13 @@ def layer_norm_modulate_sums(
                 mean_sample, mean_token, rstd_sample, rstd_token, NEED_SCALE, FULL, TOKENS, COLUMNS,
             )  # fmt: skip
             if NEED_SCALE:
-                left = not_added(product, scale_unit, LEVELS)
-                add_block(scale_state, sums, width, product, left)
+                add_block(scale_state, sums, width, product, remains(product, scale_unit, LEVELS))
             if NEED_SHIFT:
-                left = not_added(upstream, shift_unit, LEVELS)
-                add_block(shift_state, sums, width, upstream, left)
+                add_block(shift_state, sums, width, upstream, remains(upstream, shift_unit, LEVELS))
 
 
 @triton.jit
-def not_added(terms, unit, LEVELS: tl.constexpr):
+def remains(terms, unit, LEVELS: tl.constexpr):
     """Where terms are left to `add_block`: all are without levels."""
     if LEVELS:
         left = ~takes(terms, unit)
@@ -257,7 +254,7 @@ def forward(
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
     mean, rstd = (x.new_empty(samples, tokens, dtype=torch.float32) for _ in range(2))
     rows = samples * tokens
-    grid, meta = blocking(rows, n, FORWARD_WARPS)
+    grid, meta = blocking(rows, n, FORWARD_REGISTERS)
     launch_triton(
         layer_norm_modulate_forward, grid,
         x, scale, shift, out, mean, rstd, rows, tokens, n,
@@ -284,7 +281,7 @@ def backward(
         samples, tokens, n = x.shape
         dx = torch.empty_like(x, memory_format=torch.contiguous_format)
         rows = samples * tokens
-        grid, meta = blocking(rows, n, DX_WARPS)
+        grid, meta = blocking(rows, n, DX_REGISTERS)
         launch_triton(
             layer_norm_modulate_dx, grid,
             dout, x, scale, mean, rstd, dx, rows, tokens, n,
@@ -359,7 +356,7 @@ def add_tokens(
     # As many parts as keep a GPU busy, or more where levels have no room for all of their blocks.
     parts = min(blocks, triton.cdiv(SUM_PROGRAMS * multiprocessors(x.device), max(wide, 1)))
     parts = max(parts, triton.cdiv(blocks, MAX_TERMS.value))
-    options = {} if few else {"num_warps": SUM_WARPS, "maxnreg": SUM_REGISTERS}
+    options = {} if few else {"num_warps": SUM_TOKENS, "maxnreg": SUM_REGISTERS}
     unused = mean
     launch_triton(
         layer_norm_modulate_sums, (wide * parts,),

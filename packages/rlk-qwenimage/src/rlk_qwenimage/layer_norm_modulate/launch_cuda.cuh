@@ -6,8 +6,8 @@
 
 namespace rlk {
 
-// 4: tokens of a block that shares a sample, at least; what it leaves takes as long as a few tokens.
-constexpr long long LEAST_TOKENS = 4;
+// 2: tokens of a block that shares a sample, at least: a turn.
+constexpr long long LEAST_TOKENS = 2;
 // 4: turns that last as long as the second pass, or as the launch of another grid.
 constexpr long long LAUNCH_TURNS = 4;
 // Units of a launch and tokens of a unit are counted in 32 bits, with room for another grid or turn.
