@@ -96,7 +96,7 @@ gpu_files() { grep -rlE 'pytest\.mark\.gpu|\(OperatorSuite\)' --include='test_*.
 # and pytest would not see it.
 tests() {
     mapfile -t files < <(gpu_files core/src packages/*/src)
-    timeout -s INT -k 30 "${RLK_GPU_TESTS_SECONDS:-560}" env --default-signal=INT \
+    timeout --foreground -s INT -k 30 "${RLK_GPU_TESTS_SECONDS:-560}" env --default-signal=INT \
         "$PYTHON" -m pytest -m gpu -n "$WORKERS" --dist loadgroup -p no:cacheprovider --durations 15 \
         --junitxml "$OUT/tests.xml" "${files[@]}"
 }
