@@ -53,7 +53,7 @@ template <bool VECTOR, bool INTERLEAVED> struct Unit {
   static constexpr int RUNS = VECTOR && INTERLEAVED ? 1 : 2;
   static constexpr int COLUMNS = VECTOR ? ELEMENTS : 1;  // of a run
   static constexpr int PAIRS = RUNS * COLUMNS / 2;
-  static constexpr int HEADS = VECTOR ? 2 : 4;
+  static constexpr int HEADS = VECTOR ? 1 : 4;
 };
 
 // A run as it lies in memory: eight columns in 16-byte words, or one anywhere.
@@ -64,10 +64,15 @@ template <typename T, bool VECTOR> struct Run {
     uint4* words = reinterpret_cast<uint4*>(&packed);
 #pragma unroll
     for (int i = 0; i < Packed<T>::WORDS; ++i) {
-      words[i] = __ldcs(reinterpret_cast<const uint4*>(from) + i);
+      words[i] = __ldg(reinterpret_cast<const uint4*>(from) + i);
     }
   }
-  __device__ __forceinline__ void store(T* at) const { store_packed<true>(at, ELEMENTS, packed); }
+  // Loads and stores without hints: those of streams take longer here.
+  __device__ __forceinline__ void store(T* at) const {
+    const uint4* words = reinterpret_cast<const uint4*>(&packed);
+#pragma unroll
+    for (int i = 0; i < Packed<T>::WORDS; ++i) reinterpret_cast<uint4*>(at)[i] = words[i];
+  }
   __device__ __forceinline__ void to_floats(float (&out)[ELEMENTS]) const { unpack(packed, out); }
   __device__ __forceinline__ void from_floats(const float (&in)[ELEMENTS]) {
 #pragma unroll
