@@ -22,13 +22,12 @@ struct WgmmaShape {
     static constexpr int THREADS = WARPGROUP * (GROUPS + 1);
     static constexpr int ROWS_A_GROUP = TURNS ? BM : BM / GROUPS;
     static constexpr int MI = ROWS_A_GROUP / WGMMA_ROWS;
-    // The blocks of a row of tiles need the same of a, those of a column the same of b. These
-    // write into this block's tiles, and read what it writes.
-    static constexpr int PEERS = CN + CM - 1;
     // Steps of a tile that wgmma may have before it: it waits for no barrier of the next one then.
     static constexpr int AHEAD = STAGES >= 8 ? 3 : 1;
-    // Warps that free a stage.
-    static constexpr int CONSUMERS = (TURNS ? 1 : GROUPS) * 4 * PEERS;
+    // Warps that free a stage: of all blocks of the cluster, not only of those that this one writes
+    // into. One of these may need no load of others, for boxes are cut; ahead, it would be counted
+    // twice where another is not done.
+    static constexpr int CONSUMERS = (TURNS ? 1 : GROUPS) * 4 * CLUSTER;
     using A = WgmmaTile<A_K, BM, CN>;
     using B = WgmmaTile<B_K, BN, CM>;
     // In shared memory, in this order; 2: the tiles of a warpgroup that one barrier keeps apart.
@@ -149,28 +148,22 @@ __device__ __forceinline__ void produce(const WgmmaMemory<S>& memory, const Wgmm
     }
 }
 
-// This warp has read a stage: every block that writes into it may do so again.
+// This warp has read a stage: the blocks of the cluster may write into it again.
 template <typename S>
-__device__ __forceinline__ void release(const WgmmaMemory<S>& memory,
-                                        const WgmmaPlaces<S>& places, int stage) {
+__device__ __forceinline__ void release(const WgmmaMemory<S>& memory, int stage) {
     const int lane = threadIdx.x & 31;
     if constexpr (S::CLUSTER == 1) {
         if (lane == 0) barrier_arrive(memory.empty + stage);
-    } else if (lane < S::PEERS) {
-        // The blocks of the row, then the others of the column.
-        const int other = lane - S::CN < places.cm ? lane - S::CN : lane - S::CN + 1;
-        const int block =
-            lane < S::CN ? places.cm * S::CN + lane : other * S::CN + places.cn;
-        barrier_arrive_at(memory.empty + stage, (uint32_t)block);
+    } else if (lane < S::CLUSTER) {
+        barrier_arrive_at(memory.empty + stage, (uint32_t)lane);
     }
 }
 
 // The chains of one tile over all of K.
 template <typename T, typename S>
-__device__ __forceinline__ void multiply_tile(const WgmmaMemory<S>& memory,
-                                              const WgmmaPlaces<S>& places,
-                                              Ring<S::STAGES>& ring, int steps, int group,
-                                              int continues, float (&acc)[S::MI][S::BN / 2]) {
+__device__ __forceinline__ void multiply_tile(const WgmmaMemory<S>& memory, Ring<S::STAGES>& ring,
+                                              int steps, int group, int continues,
+                                              float (&acc)[S::MI][S::BN / 2]) {
     using A = typename S::A;
     using B = typename S::B;
     // Of the first stage: what every step computes anew, small tiles wait for.
@@ -195,7 +188,7 @@ __device__ __forceinline__ void multiply_tile(const WgmmaMemory<S>& memory,
         ring.next();
     };
     const auto let_go = [&] {
-        release<S>(memory, places, read.stage);
+        release<S>(memory, read.stage);
         read.next();
     };
     // ORDER: ascending K, one chain. The first block stands before the loop: ptxas runs wgmma one
@@ -235,7 +228,7 @@ __device__ __forceinline__ void consume(const WgmmaMemory<S>& memory, const Wgmm
         const bool continues = p.initial != nullptr;
         if (continues) start_chains<MI, BN>(p, row, column, acc);
         if (S::TURNS) barrier_wait(memory.turn + group, (group ^ 1 ^ count) & 1);
-        multiply_tile<T, S>(memory, places, ring, steps, group, continues, acc);
+        multiply_tile<T, S>(memory, ring, steps, group, continues, acc);
         if (S::TURNS) ring.skip(steps);
 
         float* biases = memory.biases + (group * 2 + (count & 1)) * BN;
