@@ -112,8 +112,8 @@ template <typename S> struct WgmmaPlaces {
     }
 };
 
-// A warp has TMA load this block's part of an operand in every stage; another one those of the other
-// operand, for small tiles wait for the loads of one. `Tile` is the operand's.
+// A warp has TMA load this block's part of an operand in every stage; another one those of the
+// other operand, for small tiles wait for the loads of one.
 template <typename S, bool OF_A>
 __device__ __forceinline__ void produce(const WgmmaMemory<S>& memory, const WgmmaPlaces<S>& places,
                                         const CUtensorMap& map, const WgmmaParts& parts,
@@ -132,6 +132,8 @@ __device__ __forceinline__ void produce(const WgmmaMemory<S>& memory, const Wgmm
         int row, column;
         places.find(unit, row, column);
         for (int step = 0; step < steps; ++step, ring.next()) {
+            // A lane that lagged by a whole ring would take another phase for this one.
+            __syncwarp();
             barrier_wait(memory.empty + ring.stage, ring.parity ^ 1);
             if (!issues) continue;
             barrier_expect(memory.full + ring.stage, parts.bytes);
