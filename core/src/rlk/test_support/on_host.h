@@ -238,9 +238,9 @@ inline void __pipeline_memcpy_async(void* to, const void* from, size_t bytes) {
 inline void __pipeline_commit() {}
 inline void __pipeline_wait_prior(int) {}
 
-// Launches run the kernel.
+// Launches run the kernel, whose shared memory is full of ones: nothing may count on zeros.
 using cudaStream_t = void*;
-enum cudaError_t { cudaSuccess = 0, cudaErrorInvalidValue = 1 };
+enum cudaError_t { cudaSuccess = 0, cudaErrorInvalidValue = 1, cudaErrorLaunchOutOfResources = 701 };
 enum { cudaLaunchAttributeProgrammaticStreamSerialization = 6 };
 struct cudaLaunchAttribute {
     int id;
@@ -257,6 +257,7 @@ struct cudaLaunchConfig_t {
 };
 struct cudaFuncAttributes {
     int ptxVersion = 80;
+    size_t sharedSizeBytes = 0;
 };
 inline cudaError_t cudaDriverGetVersion(int* version) {
     *version = 13000;
@@ -269,7 +270,29 @@ inline cudaError_t cudaGetLastError() { return cudaSuccess; }
 template <typename... Expected, typename... Given>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Expected...),
                                Given... given) {
+    std::vector<uint4> memory(config->dynamicSmemBytes / sizeof(uint4) + 1);
+    memset(memory.data(), 0xff, memory.size() * sizeof(uint4));
+    on_host::launched_memory = memory.data();
     on_host::run_grid(config->gridDim, (int)config->blockDim.x, [&] { kernel(given...); });
+    return cudaSuccess;
+}
+
+// A device of 2 processors, each of 86 KB of shared memory, beside what kernels declare, and of room
+// for 1024 threads.
+enum { cudaDevAttrMultiProcessorCount, cudaDevAttrMaxSharedMemoryPerBlockOptin };
+enum { cudaFuncAttributeMaxDynamicSharedMemorySize };
+inline cudaError_t cudaDeviceGetAttribute(int* value, int attribute, int) {
+    *value = attribute == cudaDevAttrMultiProcessorCount ? 2 : 86 << 10;
+    return cudaSuccess;
+}
+template <typename Kernel> cudaError_t cudaFuncSetAttribute(Kernel, int, int) {
+    return cudaSuccess;
+}
+template <typename Kernel>
+cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, Kernel, int threads,
+                                                          size_t bytes) {
+    const int fit = bytes == 0 ? 1024 : (int)((86 << 10) / bytes);
+    *blocks = min(1024 / threads, fit);
     return cudaSuccess;
 }
 

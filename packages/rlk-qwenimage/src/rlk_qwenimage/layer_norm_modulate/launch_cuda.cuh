@@ -16,17 +16,17 @@ constexpr long long MOST_COUNTED = 1ll << 30;
 inline int wide_threads(int columns) { return 32 * (int)ceil_divide(columns, CHUNK); }
 
 // Rows of any length: shared memory holds one FP32 sum for each chunk of 256.
-template <typename Kernel, typename T>
-cudaError_t long_launch(Kernel kernel, const Arguments<T>& a, cudaStream_t stream) {
+template <auto KERNEL, typename T>
+cudaError_t long_launch(const Arguments<T>& a, int device, cudaStream_t stream) {
     // Whole 16-byte words: the compiler reads the sums by such words, the last one too.
     const int bytes = (int)(ceil_divide(ceil_divide(a.columns, CHUNK), 4) * sizeof(float4));
     const cudaError_t error =
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+        cudaFuncSetAttribute(KERNEL, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
     if (error != cudaSuccess) return error;
     // 8: blocks for each processor of a large device; a row of this length fills a block.
     const long long rows = a.samples * a.tokens;
-    kernel<<<(int)(rows < 8 * 132 ? rows : 8 * 132), WIDE_WARPS * 32, bytes, stream>>>(a);
-    return cudaGetLastError();
+    const dim3 grid((unsigned)(rows < 8 * 132 ? rows : 8 * 132));
+    return launch_kernel<KERNEL>(false, grid, WIDE_WARPS * 32, bytes, device, stream, a);
 }
 
 template <typename T, bool VECTOR, int THREADS>
@@ -38,8 +38,8 @@ cudaError_t forward_wide_launch(const Arguments<T>& a, int device, cudaStream_t 
     const int grid = grid_size<kernel>(threads, bytes, device, rows);
     if (grid == 0) return cudaErrorLaunchOutOfResources;
     const long long per = ceil_divide(rows, grid);
-    kernel<<<(int)ceil_divide(rows, per), threads, bytes, stream>>>(a, per);
-    return cudaGetLastError();
+    const dim3 blocks((unsigned)ceil_divide(rows, per));
+    return launch_kernel<kernel>(false, blocks, threads, bytes, device, stream, a, per);
 }
 
 template <typename T> bool by_words(const Tokens<T>& t, int columns) {
@@ -56,7 +56,7 @@ cudaError_t forward_by(const Arguments<T>& a, int device, cudaStream_t stream) {
 
 template <typename T>
 cudaError_t forward(const Arguments<T>& a, int device, cudaStream_t stream) {
-    if (a.columns > WIDE_WARPS * CHUNK) return long_launch(forward_long<T>, a, stream);
+    if (a.columns > WIDE_WARPS * CHUNK) return long_launch<forward_long<T>>(a, device, stream);
     if (!by_words(a.x, a.columns)) return forward_by<T, false>(a, device, stream);
     // Where the rows on their way do not fit, they are read by elements.
     const cudaError_t error = forward_by<T, true>(a, device, stream);
@@ -142,7 +142,7 @@ cudaError_t backward_wide_launch(Arguments<T> a, void* memory, int device, cudaS
 template <typename T, bool VECTOR>
 cudaError_t rows_by(const Arguments<T>& a, int device, cudaStream_t stream) {
     constexpr Makes ROWS = Makes::kRows;
-    if (a.columns > WIDE_WARPS * CHUNK) return long_launch(backward_long<T>, a, stream);
+    if (a.columns > WIDE_WARPS * CHUNK) return long_launch<backward_long<T>>(a, device, stream);
     if (a.columns > 12 * CHUNK) {
         return backward_wide_launch<T, VECTOR, 1024, ROWS>(a, nullptr, device, stream, nullptr);
     }
@@ -166,7 +166,9 @@ cudaError_t backward_by(Arguments<T> a, void* memory, int device, cudaStream_t s
         if (error != cudaErrorLaunchOutOfResources) return error;
     }
     if (workspace == nullptr && rows) {
-        const cudaError_t error = rows_by<T, VECTOR>(a, device, stream);
+        cudaError_t error = rows_by<T, VECTOR>(a, device, stream);
+        // Not all by elements: the workspace is for the sums that follow here.
+        if (error == cudaErrorLaunchOutOfResources) error = rows_by<T, false>(a, device, stream);
         if (error != cudaSuccess) return error;
     }
     if (!sums) return cudaSuccess;

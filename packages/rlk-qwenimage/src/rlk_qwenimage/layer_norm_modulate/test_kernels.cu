@@ -2,7 +2,7 @@
 // The kernels on the CPU: test_kernels.py.
 #include "rlk/test_support/on_host.h"
 
-#include "rlk_qwenimage/layer_norm_modulate/kernel_backward.cuh"
+#include "rlk_qwenimage/layer_norm_modulate/launch_cuda.cuh"
 
 using namespace rlk;
 
@@ -18,7 +18,7 @@ struct Call {
 
 namespace {
 
-template <typename T> Arguments<T> arguments(const Call& c) {
+template <typename T> Arguments<T> operands(const Call& c) {
     Arguments<T> a{};
     const long long row = c.N * c.apart;
     a.dout = {static_cast<const T*>(c.dout), c.S * row, row, c.apart};
@@ -49,13 +49,13 @@ template <typename Body> void run(dim3 blocks, int threads, int bytes, Body body
 int threads_of(long long columns) { return 32 * (int)((columns + CHUNK - 1) / CHUNK); }
 
 template <typename T, bool VECTOR, int THREADS> void forward(const Call& c) {
-    const Arguments<T> a = arguments<T>(c);
+    const Arguments<T> a = operands<T>(c);
     run(dim3((unsigned)c.blocks), threads_of(c.N), RowSource<T, VECTOR, THREADS>::bytes(),
         [&] { forward_wide<T, VECTOR, THREADS>(a, c.per); });
 }
 
 template <typename T, bool VECTOR, int THREADS, Makes MAKES> void backward(const Call& c) {
-    Arguments<T> a = arguments<T>(c);
+    Arguments<T> a = operands<T>(c);
     // 64: so that sums alone take several slices, the last of which has warps without columns.
     const int threads = MAKES == Makes::kSums ? min(threads_of(c.N), 64) : threads_of(c.N);
     const unsigned slices = (unsigned)((c.N + threads * ELEMENTS - 1) / (threads * ELEMENTS));
@@ -93,4 +93,12 @@ template <typename T> void by_strides(const Call& c, bool is_forward) {
 
 extern "C" void run_call(const Call* c, int is_forward) {
     c->narrow ? by_strides<__nv_bfloat16>(*c, is_forward) : by_strides<float>(*c, is_forward);
+}
+
+// The backward of FP32 tensors as it is launched, or with `workspace` the bytes that it takes.
+extern "C" int launch_backward(const Call* c, long long* workspace) {
+    Arguments<float> a = operands<float>(*c);
+    a.dscale = static_cast<float*>(c->dscale);
+    a.dshift = static_cast<float*>(c->dshift);
+    return backward(a, c->workspace, 0, nullptr, workspace);
 }

@@ -167,3 +167,27 @@ def test_many_tokens_of_one_scale_have_the_bits_of_golden(library: ctypes.CDLL) 
     # Sums that outgrow what the first level is made for, and that windows follow.
     check(library, "normal", (1, 301, 40), 1)
     check(library, "alternating", (1, 301, 40), 1)
+
+
+def test_small_device_writes_no_more_workspace_than_it_asks_for(library: ctypes.CDLL) -> None:
+    # Neither one pass for all nor a ring for dx fits, so that sums have a plan of their own.
+    size = t, s, n = 1, 24, 2176
+    dout, x = (numbers("decades", size, seed) for seed in (1, 2))
+    scale = numbers("normal", (t, n), 3)
+    mean, rstd = torch.zeros(t, s), torch.ones(t, s)
+    given = {"dout": dout, "x": x, "scale": scale, "shift": scale, "mean": mean, "rstd": rstd}
+    wanted = frozenset(("x", "scale", "shift"))
+    expected = golden.backward(*given.values(), eps=0.0, needs=wanted)
+    found = {"dx": torch.empty(size), "dscale": torch.empty(t, n), "dshift": torch.empty(t, n)}
+    call = Call(T=t, S=s, N=n, apart=1)
+    for name, tensor in (given | found).items():
+        setattr(call, name, tensor.data_ptr())
+    asked = ctypes.c_longlong(-1)
+    assert library.launch_backward(ctypes.byref(call), ctypes.byref(asked)) == 0
+    # 1 MiB more, which must stay as it is.
+    workspace = torch.full((asked.value + (1 << 20),), 85, dtype=torch.uint8)
+    call.workspace = workspace.data_ptr()
+    assert library.launch_backward(ctypes.byref(call), None) == 0
+    assert_same_bits(workspace[asked.value :], torch.full((1 << 20,), 85, dtype=torch.uint8))
+    for (name, tensor), bits in zip(found.items(), expected, strict=True):
+        assert_same_bits(tensor, bits, name)
