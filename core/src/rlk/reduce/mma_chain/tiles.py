@@ -19,8 +19,8 @@ class Tile:
     `waves` is the number of programs a multiprocessor gets, each of which forms tile after tile; 0
     gives every tile a program of its own. `group` rows of tiles share the columns in the L2 cache.
     In CUDA `cluster` says that TMA and wgmma form the tile: this many tiles side by side and one
-    below another share what they load, and one in three or two warps loads; `turns` has the others
-    form two tiles in turns.
+    below another share what they load. One warpgroup loads, by a warp for each operand, and one or
+    two multiply; `turns` has two of them form a tile each, in turns.
     """
 
     m: int
