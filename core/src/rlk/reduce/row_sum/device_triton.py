@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sums of one chunk of 256 terms for each of R rows, in the order of `golden`.
+"""Sums of R rows, one chunk of 256 terms at a time or whole, in the order of `golden`.
 
-A caller loops over chunks at run time: terms past N are loaded as 0, chunks are added in
-ascending order to an accumulator that starts from +0, and +0 is added at the end.
+A caller that loops over chunks loads terms past N as 0, adds chunks in ascending order to an
+accumulator that starts from +0, and adds +0 at the end; `row_sum` and `row_dot` do so themselves.
 
 A lane's eight terms are two halves of four, as a thread holds four FP32 values of one load. Both
 halves are folded twice, the second time from where the first half ended; a compiler drops what is
