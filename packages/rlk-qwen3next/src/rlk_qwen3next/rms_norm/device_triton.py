@@ -7,7 +7,7 @@ import triton.language as tl
 from rlk.math.device_triton import divide, hardware_rsqrt, reciprocal, sqrt
 from rlk.reduce.row_sum.device_triton import chunk_dot
 
-# 16: rows of one program. A constant, never a function of the row count.
+# 16: rows of a program that goes chunk by chunk. A constant, never a function of the row count.
 ROWS = 16
 # 256: columns of one step of row_sum.
 CHUNK = 256
