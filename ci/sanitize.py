@@ -34,7 +34,8 @@ ROWS = 5
 # Row lengths by what serves them: part of a chunk, one and a bit, a block of 256 threads and of
 # 1024, longer rows; with 16-byte words where 8 divides the length, and without.
 LENGTHS = (13, 24, 200, 264, 300, 2056, 2061, 8200)
-# Triton has one kernel for all lengths, or two.
+# Triton's whole rows, in a chunk and beyond. Not among them: lengths that fill a program, which
+# need no mask of columns, and those of over 4096, which go chunk by chunk.
 TRITON_LENGTHS = (13, 24, 264)
 SUM_LENGTHS = (1, 24, 300)
 LAYOUTS = ("contiguous", "shifted", "strided")
