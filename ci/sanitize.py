@@ -34,9 +34,10 @@ ROWS = 5
 # Row lengths by what serves them: part of a chunk, one and a bit, a block of 256 threads and of
 # 1024, longer rows; with 16-byte words where 8 divides the length, and without.
 LENGTHS = (13, 24, 200, 264, 300, 2056, 2061, 8200)
-# Triton's whole rows, in a chunk and beyond. Not among them: lengths that fill a program, which
-# need no mask of columns, and those of over 4096, which go chunk by chunk.
-TRITON_LENGTHS = (13, 24, 264)
+# Triton's whole rows, in a chunk and beyond; 256 fill a program and need no mask of columns, those
+# of over 4096 go chunk by chunk. Products of so many columns would take minutes.
+TRITON_LENGTHS = (13, 24, 256, 264, 4104)
+TRITON_LENGTHS_OF_PRODUCTS = (13, 24, 264)
 SUM_LENGTHS = (1, 24, 300)
 LAYOUTS = ("contiguous", "shifted", "strided")
 # Rows of a, rows of b and K by the tile of the chain that serves them, parts of tiles included;
@@ -71,10 +72,16 @@ class Case:
         return f"{self.name} {self.backend} {self.dtype} {label(self.sizes)} {self.layout}"
 
 
+def triton_lengths(operator: Operator) -> tuple[int, ...]:
+    """The lengths at which an operator's Triton kernels run."""
+    product = any(reduction.primitive == "mma_chain" for reduction in operator.reductions)
+    return TRITON_LENGTHS_OF_PRODUCTS if product else TRITON_LENGTHS
+
+
 def cases(operators: list[Operator], backends: tuple[str, ...]) -> Iterator[Case]:
     """Every kernel in every dtype and layout; each size has one layout or two, and a choice."""
     for backend, operator in itertools.product(backends, operators):
-        lengths = LENGTHS if backend == "cuda" else TRITON_LENGTHS
+        lengths = LENGTHS if backend == "cuda" else triton_lengths(operator)
         sizes = edge_sizes(operator, lengths)[-len(lengths) :]
         choices = chosen(operator)
         for (at, dtype), (place, size) in itertools.product(enumerate(FLOATS), enumerate(sizes)):
