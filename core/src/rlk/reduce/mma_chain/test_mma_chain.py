@@ -117,7 +117,7 @@ def test_product_bad_argument_names_it(message) -> None:
 
 
 def test_product_unknown_backend_is_refused() -> None:
-    message = "must be one of 'auto', 'triton', 'cuda', 'golden', got 'fast'"
+    message = "must be one of 'auto', 'cuda', 'triton', 'golden', got 'fast'"
     with pytest.raises(BackendError, match=message):
         mma_chain.product(A, A, backend="fast")
 
