@@ -42,7 +42,7 @@ template <auto KERNEL> bool may_start_early(int device) {
 // Launch KERNEL, early where `early` and the device allow it.
 template <auto KERNEL, typename... Arguments>
 cudaError_t launch_kernel(bool early, dim3 grid, int threads, int shared_bytes, int device,
-                               cudaStream_t stream, Arguments... arguments) {
+                          cudaStream_t stream, Arguments... arguments) {
     cudaLaunchConfig_t config{};
     config.gridDim = grid;
     config.blockDim = dim3(threads);

@@ -52,28 +52,6 @@ struct ExactState {
         split_exact(value, [&](int limb, long long piece) { add(limb, column, piece); });
     }
 
-    // The same at the end of a block, in as few steps as it takes.
-    __device__ __forceinline__ void add_pieces(long long column, double value) const {
-        const unsigned long long bits = (unsigned long long)__double_as_longlong(value);
-        const int exponent = (int)(bits >> 52) & 2047;
-        if (exponent == 0) return;
-        const unsigned long long mantissa = (bits & ((1ull << 52) - 1)) | (1ull << 52);
-        // A limb below the lowest, of zeros, takes no part: place >= -52.
-        const int place = exponent - 926, limb = place >> 5, shift = place & 31;
-        const unsigned long long low = mantissa << shift, high = mantissa >> 1 >> (63 - shift);
-        const long long piece[3] = {(long long)(low & 0xffffffffull), (long long)(low >> 32),
-                                    (long long)high};
-        unsigned long long* at =
-            reinterpret_cast<unsigned long long*>(data + (long long)limb * columns + column);
-#pragma unroll
-        for (int i = 0; i < 3; ++i) {
-            if (piece[i] != 0) {
-                atomicAdd(at + i * columns,
-                          (unsigned long long)((long long)bits < 0 ? -piece[i] : piece[i]));
-            }
-        }
-    }
-
     __device__ __noinline__ void count_special(long long column, float value) const {
         const bool nan = value != value;
         add(nan ? LIMBS : (value > 0.0f ? LIMBS + 1 : LIMBS + 2), column, 1);
@@ -155,31 +133,6 @@ template <int COLUMNS, typename Rest = ExactState> struct ColumnSums {
         for (int i = 0; i < COLUMNS; ++i) {
             state.add_exact(column + i, level[i]);
             for (int d = 1; d < LEVELS; ++d) state.add_exact(column + i, at(d, i));
-        }
-    }
-    // The same of a whole block, whose threads have all columns from `first` on in order, so that
-    // neighbours in memory are added by neighbouring threads. `staged` is shared memory of
-    // `staged_doubles`.
-    __host__ __device__ static constexpr int staged_doubles(int threads) {
-        return COLUMNS * (threads + 1);
-    }
-    __device__ __forceinline__ void flush_block(ExactState state, long long first, int count,
-                                                double* staged) const {
-        const int levels = __syncthreads_or(is_deep()) ? LEVELS : 1;
-        for (int d = 0; d < levels; ++d) {
-#pragma unroll
-            for (int i = 0; i < COLUMNS; ++i) {
-                // One more than the threads: columns of one thread lie in unlike banks.
-                staged[i * (threads + 1) + threadIdx.x] = d == 0 ? level[i] : at(d, i);
-            }
-            __syncthreads();
-            // Blocks end together: each begins elsewhere, so that they do not meet at one address.
-            for (int k = 0; k < COLUMNS; ++k) {
-                const int i = (k + blockIdx.x) % COLUMNS * threads + threadIdx.x;
-                if (i >= count) continue;
-                state.add_pieces(first + i, staged[i % COLUMNS * (threads + 1) + i / COLUMNS]);
-            }
-            __syncthreads();
         }
     }
     __device__ __forceinline__ bool is_deep() const {
