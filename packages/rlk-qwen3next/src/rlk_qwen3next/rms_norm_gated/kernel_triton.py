@@ -42,6 +42,7 @@ from ..rms_norm.device_triton import (
     store_rows,
 )
 from ..rms_norm.kernel_triton import BACKWARD_WARPS, blocking
+from ..rms_norm.kernel_triton import weight_terms as ungated_terms
 
 # 32: warps of a multiprocessor that the registers of the forward leave room for.
 FORWARD_WARPS = 32
@@ -175,12 +176,12 @@ def weight_terms(
 ):  # fmt: skip
     """Terms of dweight of a block of whole rows, zero beyond them."""
     row = tl.cast(block, tl.int64) * ROWS + tl.arange(0, ROWS)  # [R]
-    mask = row < rows
-    rstd = tl.load(rstd_in + row * rstd_row, mask=mask, other=0.0)
-    upstream = load_rows(dy, row, mask, n, dy_row, dy_column, FULL, WIDTH)
-    values = load_rows(x, row, mask, n, x_row, x_column, FULL, WIDTH)
-    z = load_rows(gate, row, mask, n, gate_row, gate_column, FULL, WIDTH)
-    return upstream * normalised(values, rstd, n, FULL) * activate(z, SILU)
+    z = load_rows(gate, row, row < rows, n, gate_row, gate_column, FULL, WIDTH)
+    terms = ungated_terms(
+        dy, x, rstd_in, block, rows, n, dy_row, dy_column, x_row, x_column, rstd_row,
+        FULL, ROWS, WIDTH,
+    )  # fmt: skip
+    return terms * activate(z, SILU)
 
 
 @triton.jit
