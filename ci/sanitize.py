@@ -74,7 +74,7 @@ class Case:
 
 def triton_lengths(operator: Operator) -> tuple[int, ...]:
     """The lengths at which an operator's Triton kernels run."""
-    product = any(reduction.primitive == "mma_chain" for reduction in operator.reductions)
+    product = operator.reduces_by("mma_chain")
     return TRITON_LENGTHS_OF_PRODUCTS if product else TRITON_LENGTHS
 
 

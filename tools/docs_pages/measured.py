@@ -65,7 +65,7 @@ def _times(operator: Operator, record: Bench) -> Iterator[str]:
 
 def is_drawn(operator: Operator, row: BenchRow) -> bool:
     """Not what torch.compile makes of a product in FP32: it is no peer of one in BF16."""
-    product = any(reduction.primitive == "mma_chain" for reduction in operator.reductions)
+    product = operator.reduces_by("mma_chain")
     return not (product and row.variant.startswith("torch.compile"))
 
 

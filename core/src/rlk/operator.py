@@ -298,6 +298,10 @@ class Operator:
         """The backend row of this name, or None."""
         return next((b for b in self.backends if b.name == name), None)
 
+    def reduces_by(self, primitive: str) -> bool:
+        """Whether a declared reduction is of this primitive."""
+        return any(reduction.primitive == primitive for reduction in self.reductions)
+
     def claimed(self, word: str) -> tuple[str, ...]:
         """The tensors for which the operator claims `word`."""
         return tuple(t for claim in self.claims if claim.word == word for t in claim.tensors)

@@ -97,7 +97,7 @@ def _is_claimed(operator: Operator, backend: str, judgment: str) -> bool:
         return backend != "golden" and bool(operator.claimed(judgment))
     if judgment == "mma_schedule":
         # Golden has no tiles: it defines the values, not the bits of tensor cores.
-        chained = any(r.primitive == "mma_chain" for r in operator.reductions)
+        chained = operator.reduces_by("mma_chain")
         return chained and backend in mma_chain.BACKENDS and backend != "golden"
     if judgment in ("repeatable", "order_free", "backend_equal", "rollout_equal"):
         return bool(operator.claimed(judgment))
