@@ -136,19 +136,19 @@ template <bool K_MAJOR, int ROWS, int SHARE> struct WgmmaTile {
     static constexpr int BOX_K = K_MAJOR || BY_CHUNKS ? WGMMA_BK : WGMMA_BK / SHARE;
     static constexpr int BOX_ROWS = K_MAJOR ? ROWS / SHARE : CHUNK;
     static_assert(K_MAJOR || ROWS % 32 == 0, "whole chunks");
-
-    // Of an operand that has fewer rows than a tile only these: TMA takes longer over rows outside
-    // than over others, and what is not loaded makes only results that nobody stores.
-    static WgmmaParts parts(long long rows) {
-        const int useful = K_MAJOR && rows < ROWS ? ((int)rows + 7) / 8 * 8 : ROWS;
-        if (!K_MAJOR) return {SHARE, BOX_ROWS, BYTES};
-        const int box = useful < BOX_ROWS ? useful : BOX_ROWS, count = (useful + box - 1) / box;
-        return {count, box, count * box * WGMMA_BK * 2};
-    }
     static_assert(!K_MAJOR || (BOX_ROWS % 8 == 0 && BOX_ROWS <= 256), "what a box may be");
     // Bytes from one step of 16 of K to the next, and from 64 rows to the next.
     static constexpr int K_STEP = MMA_K * 2 * (K_MAJOR ? 1 : CHUNK);
     static constexpr int ROWS_STEP = WGMMA_ROWS * WGMMA_BK * 2;
+
+    // Of an operand that has fewer rows than a tile only these: TMA takes longer over rows outside
+    // than over others, and what is not loaded makes only results that nobody stores.
+    static WgmmaParts parts(long long rows) {
+        if (!K_MAJOR || rows >= ROWS) return {SHARE, BOX_ROWS, BYTES};
+        const int useful = ((int)rows + 7) / 8 * 8, box = useful < BOX_ROWS ? useful : BOX_ROWS;
+        const int count = (useful + box - 1) / box;
+        return {count, box, count * box * WGMMA_BK * 2};
+    }
 
     // What wgmma reads the tile by: the lower half of the descriptor of what lies at `at`. `bytes`
     // further it is this and bytes / 16, for shared memory ends before the field of addresses does.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernel of both operators: each thread turns columns of a head of one token, or of
-// a few heads by elements.
+// The kernel of both operators: each thread turns columns of one token, of a head by
+// words, of a few heads by elements.
 #pragma once
 #include "rlk/cuda/rows.cuh"
 
