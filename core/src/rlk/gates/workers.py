@@ -35,17 +35,22 @@ def judged(planned: Sequence[Case], dump: Path | None, jobs: int) -> Iterator[li
     # Spawned: a process forked after CUDA has started could not use it.
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(min(jobs, len(planned)), context, start)
-    waiting = [pool.submit(_judge, case.operator.name, _rest(case), dump) for case in planned]
+    waiting: list[Future[list[Record]]] = []
+    handed_out = 0
     try:
+        # Handing out cases fails as well once a process has ended.
+        for case in planned:
+            waiting.append(pool.submit(_judge, case.operator.name, _rest(case), dump))
         while waiting:
             found = waiting[0].result()
             del waiting[0]
+            handed_out += 1
             yield found
     except KeyboardInterrupt:
         yield from (future.result() for future in waiting if _has_finished(future))
         raise
     except BrokenProcessPool:
-        case = planned[len(planned) - len(waiting)]
+        case = planned[handed_out]
         raise RlkError(
             "gate: a process must live until its case ends, got one that ended at or after "
             f"{case.identity}; judge it alone: {case.repro}"
