@@ -20,7 +20,7 @@ FLAGS = (
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
 )  # fmt: skip
 # Seconds: what a page of this site never needs, on a loaded machine either.
-PATIENCE = 30
+PATIENCE = 120
 
 
 class Quiet(http.server.SimpleHTTPRequestHandler):

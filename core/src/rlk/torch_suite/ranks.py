@@ -18,8 +18,9 @@ from typing import Any
 RANKS = 2
 # Seconds: a start on a loaded machine imports torch and DTensor; a task that hangs is a deadlock.
 TIMEOUT = 120.0
-# Seconds: how long a rank may go on after another one failed.
-GRACE = 3.0
+# Seconds: how long a rank may go on after another one failed; its own reason is wanted, too, of a
+# loaded machine as well.
+GRACE = 10.0
 
 
 class RankFailure(AssertionError):
