@@ -4,6 +4,7 @@
 import importlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from importlib.resources import files
@@ -93,7 +94,15 @@ def environment(site):
 
 
 @pytest.fixture
-def program(environment):
+def interrupts():
+    """Programs get interrupts, which what a shell runs in the background ignores."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture
+def program(environment, interrupts):
     """Starts `rlk` as a program of its own."""
 
     def start(*arguments, beside=None, **streams):

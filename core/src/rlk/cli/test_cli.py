@@ -231,7 +231,7 @@ def test_program_output_that_cannot_be_written_exits_two(program, arguments):
     )  # fmt: skip
 
 
-def test_program_interrupted_while_it_loads_says_so(environment):
+def test_program_interrupted_while_it_loads_says_so(environment, interrupts):
     code = """if True:
         import os, rlk_program, signal, sys
         class Interrupt:

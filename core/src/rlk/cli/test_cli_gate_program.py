@@ -62,7 +62,7 @@ def test_program_whose_process_ends_before_its_case_says_which(program, report, 
     (tmp_path / "sitecustomize.py").write_text(end)
     running = program("gate", "twice", "--json", report.path, "--jobs", 2, beside=tmp_path)
     _, err = running.communicate()
-    assert running.returncode == 2
+    assert running.returncode == 2, err
     assert "a process must live until its case ends" in err
     assert "rlk gate --case twice/" in err
 
