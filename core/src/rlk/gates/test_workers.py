@@ -21,8 +21,17 @@ class EndsAtOnce(ProcessPoolExecutor):
         return handed_out
 
 
-def test_a_process_that_ends_while_cases_are_handed_out_is_named(scale, monkeypatch):
-    monkeypatch.setattr(workers, "ProcessPoolExecutor", EndsAtOnce)
+class EndsUnnoticed(ProcessPoolExecutor):
+    """As one that finds out between the questions of `submit`, the first of which is for this."""
+
+    def submit(self, *case):
+        self.shutdown()
+        return super().submit(*case)
+
+
+@pytest.mark.parametrize("pool", [EndsAtOnce, EndsUnnoticed])
+def test_a_process_that_ends_while_cases_are_handed_out_is_named(scale, monkeypatch, pool):
+    monkeypatch.setattr(workers, "ProcessPoolExecutor", pool)
     planned = cases([scale.operator()])
     assert len(planned) > 1
     with pytest.raises(RlkError, match="a process must live until its case ends") as refused:

@@ -36,21 +36,19 @@ def judged(planned: Sequence[Case], dump: Path | None, jobs: int) -> Iterator[li
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(min(jobs, len(planned)), context, start)
     waiting: list[Future[list[Record]]] = []
-    handed_out = 0
+    yielded = 0
     try:
-        # Handing out cases fails as well once a process has ended.
-        for case in planned:
-            waiting.append(pool.submit(_judge, case.operator.name, _rest(case), dump))
+        waiting = _handed_to(pool, planned, dump)
         while waiting:
             found = waiting[0].result()
             del waiting[0]
-            handed_out += 1
+            yielded += 1
             yield found
     except KeyboardInterrupt:
         yield from (future.result() for future in waiting if _has_finished(future))
         raise
     except BrokenProcessPool:
-        case = planned[handed_out]
+        case = planned[yielded]
         raise RlkError(
             "gate: a process must live until its case ends, got one that ended at or after "
             f"{case.identity}; judge it alone: {case.repro}"
@@ -64,6 +62,16 @@ def start() -> None:
     # The user's interrupt reaches every process: a worker ends without a traceback of its own.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     interpreter.enable_without_gpu()
+
+
+def _handed_to(
+    pool: ProcessPoolExecutor, planned: Sequence[Case], dump: Path | None
+) -> "list[Future[list[Record]]]":
+    try:
+        return [pool.submit(_judge, case.operator.name, _rest(case), dump) for case in planned]
+    except RuntimeError as error:
+        # A process has ended. A pool that is just finding out may say that it is shut down.
+        raise BrokenProcessPool(str(error)) from error
 
 
 def _rest(case: Case) -> dict[str, Any]:
