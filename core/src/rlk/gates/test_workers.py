@@ -22,7 +22,7 @@ class EndsAtOnce(ProcessPoolExecutor):
 
 
 class EndsUnnoticed(ProcessPoolExecutor):
-    """As one that finds out between the questions of `submit`, the first of which is for this."""
+    """Says that it is shut down, as one may that is just finding out that it is broken."""
 
     def submit(self, *case):
         self.shutdown()

@@ -18,8 +18,8 @@ from typing import Any
 RANKS = 2
 # Seconds: a start on a loaded machine imports torch and DTensor; a task that hangs is a deadlock.
 TIMEOUT = 120.0
-# Seconds: how long a rank may go on after another one failed; its own reason is wanted, too, of a
-# loaded machine as well.
+# Seconds: how long a rank may go on after another one failed. It may be about to say why it failed,
+# too, on a loaded machine.
 GRACE = 10.0
 
 
