@@ -151,8 +151,8 @@ inline int __any_sync(unsigned, int any) {
     for (unsigned i = 0; i < 32; ++i) result |= places[threadIdx.x / 32 * 32 + i] != 0;
     return result;
 }
-inline unsigned long long atomicAdd(unsigned long long* at, unsigned long long value) {
-    const unsigned long long before = *at;
+template <typename T> T atomicAdd(T* at, T value) {
+    const T before = *at;
     *at += value;
     return before;
 }

@@ -88,11 +88,11 @@ enum class Makes { kAll, kRows, kSums };
 
 // Rows of at most 3072 columns with their sums, of at most 8192 without; or sums alone, of a slice of
 // columns of any row, of which blockIdx.y is the number. A thread has 8 columns. Blocks that share
-// samples leave their sums in `parts`; others, whose `parts` are of none, finish them.
+// samples add to `joint` sums; others, whose `joint` has none, finish theirs.
 template <typename T, bool VECTOR, int THREADS, Makes MAKES>
 __global__ void __launch_bounds__(THREADS, 1)
     backward_wide(const __grid_constant__ Arguments<T> a, const __grid_constant__ Division d,
-                  const __grid_constant__ PartSums parts) {
+                  const __grid_constant__ JointSums joint) {
     constexpr bool ROWS = MAKES != Makes::kSums, SUMS = MAKES != Makes::kRows;
     unsigned char* shared = launched_memory<unsigned char>();
     __shared__ ChunkSums<THREADS / 32, 2 * TURN> chunks;
@@ -159,13 +159,10 @@ __global__ void __launch_bounds__(THREADS, 1)
                 dx_at += TURN * a.columns;
             }
         }
-        if (SUMS && parts.sums > 0) {
+        if (SUMS && joint.sums > 0) {
             let_second_pass_start();
-            const int unit = units.number;
-            if (a.dscale != nullptr) leave(parts, scale_sums, shared, 0, unit, 0, column);
-            if (a.dshift != nullptr) {
-                leave(parts, shift_sums, shared, 1, unit, parts.sums - 1, column);
-            }
+            add_part(joint, scale_sums, shift_sums, a.dscale != nullptr, a.dshift != nullptr,
+                     shared, units.number / d.parts, units.number % d.parts, column);
             // Blocks that share samples have one unit.
             return;
         }

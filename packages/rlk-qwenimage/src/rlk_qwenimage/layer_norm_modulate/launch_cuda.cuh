@@ -120,18 +120,26 @@ cudaError_t backward_wide_launch(Arguments<T> a, void* memory, int device, cudaS
         const long long units = plan.samples * plan.parts;
         const Division division{first, (int)plan.samples, (int)plan.parts, (int)plan.per};
         first += plan.samples;
+        const JointSums joint(memory, a.columns, plan.shared ? sums : 0);
+        const long long doubles = JointSums::doubles(plan.samples, a.columns, joint.sums);
         if (workspace != nullptr) {
-            if (plan.shared) *workspace = PartSums::bytes(units, a.columns, sums);
+            if (plan.shared) *workspace = doubles * (long long)sizeof(double);
             continue;
         }
-        const PartSums parts(memory, units, a.columns, plan.shared ? sums : 0);
+        cudaError_t error = cudaSuccess;
+        if (plan.shared) {
+            const dim3 zeros((unsigned)ceil_divide(doubles, ZERO_THREADS * ZERO_STORES));
+            error = launch_kernel<zero_sums>(false, zeros, ZERO_THREADS, 0, device, stream,
+                                             joint.levels, doubles);
+        }
+        if (error != cudaSuccess) return error;
         const dim3 grid((unsigned)(units < blocks ? units : blocks), (unsigned)slices);
-        cudaError_t error =
-            launch_kernel<kernel>(false, grid, threads, bytes, device, stream, a, division, parts);
+        error = launch_kernel<kernel>(plan.shared, grid, threads, bytes, device, stream, a, division,
+                                      joint);
         if (error == cudaSuccess && plan.shared) {
-            const dim3 sums_of((unsigned)(parts.columns / 32), (unsigned)(plan.samples * sums));
-            error = launch_kernel<combine_parts<T>>(true, sums_of, COMBINE_WARPS * 32, 0, device,
-                                                    stream, a, division, parts);
+            const dim3 sums_of((unsigned)(joint.columns / 32), (unsigned)(plan.samples * sums));
+            error = launch_kernel<round_sums<T>>(true, sums_of, COMBINE_WARPS * 32, 0, device,
+                                                 stream, a, joint, division.first);
         }
         if (error != cudaSuccess) return error;
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The exact sums of samples that several blocks share: what each block leaves of its part of the
-// tokens, and the second pass, which adds up parts and rounds.
+// The exact sums of samples that several blocks share: what a block adds of its part of the tokens,
+// and the passes before and after, which write zeros and round.
 #pragma once
 #include "rlk/cuda/early.cuh"
 #include "rlk_qwenimage/layer_norm_modulate/token_source.cuh"
@@ -8,169 +8,219 @@
 
 namespace rlk {
 
-// What the units of a first pass leave: two levels of each sum, the second where a flag says so.
-struct PartSums {
-    double* levels;  // [units][sums][LEVELS][columns]
-    int* deep;       // [units][sums][chunks]
+// The sums of shared samples that all blocks add to, in two levels: what an addition to the first
+// loses, exactly, goes to the second. So both together are the sum whatever the order was, or the
+// second one, which has lost something, is a NaN: such a column is summed again. An infinity or a
+// NaN among the terms is in the first level.
+struct JointSums {
+    double* levels;  // [samples][sums][LEVELS][columns]
     long long columns;
     int sums;
 
     static constexpr int LEVELS = 2;
 
     // Whole chunks, in each of which column i of lane l stands at place 32 * i + l, so that warps
-    // store and load neighbours.
+    // add to neighbours.
     static long long padded(long long columns) { return (columns + CHUNK - 1) / CHUNK * CHUNK; }
-    static long long bytes(long long units, long long columns, int sums) {
-        const long long chunks = padded(columns) / CHUNK;
-        return units * sums * chunks * (LEVELS * CHUNK * (long long)sizeof(double) + sizeof(int));
+    static long long doubles(long long samples, long long columns, int sums) {
+        return samples * sums * LEVELS * padded(columns);
     }
-    PartSums(void* workspace, long long units, long long of, int sums)
-        : levels(static_cast<double*>(workspace)), columns(padded(of)), sums(sums) {
-        deep = reinterpret_cast<int*>(levels + units * sums * LEVELS * columns);
-    }
-    __device__ __forceinline__ double& at(int unit, int sum, int level, int place) const {
-        return levels[(((long long)unit * sums + sum) * LEVELS + level) * columns + place];
-    }
-    __device__ __forceinline__ int& is_deep(int unit, int sum, int place) const {
-        return deep[((long long)unit * sums + sum) * (columns / CHUNK) + place / CHUNK];
+    JointSums(void* workspace, long long columns, int sums)
+        : levels(static_cast<double*>(workspace)), columns(padded(columns)), sums(sums) {}
+    // The first level; the second one is `columns` further.
+    __device__ __forceinline__ double* at(int sample, int sum, int place) const {
+        return levels + ((long long)sample * sums + sum) * LEVELS * columns + place;
     }
 };
 
-// In place of a sum that fits no two levels, and more than any sum of FP32 values: such a column is
-// summed again. An infinity or a NaN stands for itself.
-constexpr double NO_SUM = 0x1p900;
+// 1024 threads, of 4 doubles each: few blocks, so that most processors are free for the first pass.
+constexpr int ZERO_THREADS = 1024, ZERO_STORES = 4;
 
-// What a block leaves of one column, in place of its first level, where it found something.
-__device__ __forceinline__ double told(double first, const Deeper& deeper, Found found, int i) {
-    const float infinity = __uint_as_float(0x7f800000u);
-    if (found.special(i)) {
-        return subtract(found.plus(i) ? infinity : 0.0f, found.minus(i) ? infinity : 0.0f);
+// Before blocks add, which may come up at once.
+__global__ void __launch_bounds__(ZERO_THREADS) zero_sums(double* levels, long long count) {
+    let_second_pass_start();
+    const long long first = (long long)blockIdx.x * ZERO_THREADS * ZERO_STORES + threadIdx.x;
+#pragma unroll
+    for (int k = 0; k < ZERO_STORES; ++k) {
+        const long long at = first + k * ZERO_THREADS;
+        if (at < count) levels[at] = 0.0;
     }
-    static_assert(LEVELS == PartSums::LEVELS + 1, "one level is not left");
-    return found.lost(i) || deeper.at(LEVELS - 1, i) != 0.0 ? NO_SUM : first;
 }
 
-// Leave sum number `sum` of a block, as `part`; `column` is the thread's first. Whole warps call.
-template <int BITS>
-__device__ __forceinline__ void leave(const PartSums& to, const TokenSums<BITS>& sums,
-                                      void* shared, int sum, int unit, int part, int column) {
+// What a block adds of both sums of a thread's columns, and what stood there before; `at` is null
+// where a sum is not wanted.
+struct Addition {
+    static constexpr int TERMS = 2 * ELEMENTS;
+
+    double term[2][ELEMENTS], before[2][ELEMENTS];
+    double* at[2];
+
+    // One sum, if it is wanted; what a block found that is not finite, in place of its first level.
+    template <int BITS>
+    __device__ __forceinline__ void take(int sum, const TokenSums<BITS>& sums, Found found) {
+#pragma unroll
+        for (int i = 0; i < ELEMENTS; ++i) term[sum][i] = sums.level[i];
+        if (found.bits == 0) return;
+        const float infinity = __uint_as_float(0x7f800000u);
+#pragma unroll
+        for (int i = 0; i < ELEMENTS; ++i) {
+            const float special = subtract(found.plus(i) ? infinity : 0.0f,
+                                           found.minus(i) ? infinity : 0.0f);
+            if (found.special(i)) term[sum][i] = (double)special;
+        }
+    }
+    // To the first levels, all on their way together. Blocks of other `part` begin elsewhere, so that
+    // few of them meet.
+    template <int FIRST = 0> __device__ __forceinline__ void add(int part) {
+        constexpr int STEP = 2;
+        if constexpr (FIRST + STEP < TERMS) {
+            if (part % (TERMS / STEP) != FIRST / STEP) return add<FIRST + STEP>(part);
+        }
+#pragma unroll
+        for (int k = 0; k < TERMS; ++k) {
+            const int sum = (k + FIRST) % TERMS / ELEMENTS, i = (k + FIRST) % ELEMENTS;
+            before[sum][i] = 0.0;
+            if (at[sum] != nullptr) before[sum][i] = atomicAdd(at[sum] + 32 * i, term[sum][i]);
+        }
+    }
+    // Whether the first levels took all of a sum: what was larger, term or what stood there, comes
+    // back from the rounded sum less the other one only if nothing was rounded away. By integers, as
+    // all is tested together; a NaN is none.
+    __device__ __forceinline__ bool held(int sum) const {
+        long long differ = 0;
+#pragma unroll
+        for (int i = 0; i < ELEMENTS; ++i) {
+            const double a = before[sum][i], b = term[sum][i], both = __dadd_rn(a, b);
+            differ |= __double_as_longlong(__dsub_rn(both, a)) ^ __double_as_longlong(b);
+            differ |= __double_as_longlong(__dsub_rn(both, b)) ^ __double_as_longlong(a);
+        }
+        return differ == 0;
+    }
+};
+
+struct Columns {
+    double at[ELEMENTS];
+};
+
+// What the first levels of a thread's columns did not take of a sum, to the second ones, at `at`.
+static __device__ __noinline__ void add_rest(double* at, const Columns& before,
+                                             const Columns& term, const Deeper& deeper) {
+    const double lost = (double)__uint_as_float(0x7fc00000u);
+    const Found found = *deeper.found;
+    double rest[ELEMENTS], stood[ELEMENTS];
+#pragma unroll
+    for (int i = 0; i < ELEMENTS; ++i) {
+        double error, more;
+        const bool finite = isfinite(two_sum(before.at[i], term.at[i], error));
+        rest[i] = two_sum(error, deeper.at(1, i), more);
+        static_assert(LEVELS == JointSums::LEVELS + 1, "one level of a block has no place");
+        if (more != 0.0 || deeper.at(2, i) != 0.0 || found.lost(i)) rest[i] = lost;
+        // The first level says it all.
+        if (!finite) rest[i] = 0.0;
+    }
+#pragma unroll
+    for (int i = 0; i < ELEMENTS; ++i) {
+        stood[i] = rest[i] != 0.0 ? atomicAdd(at + 32 * i, rest[i]) : 0.0;
+    }
+#pragma unroll
+    for (int i = 0; i < ELEMENTS; ++i) {
+        double error;
+        two_sum(stood[i], rest[i], error);
+        if (error != 0.0) atomicAdd(at + 32 * i, lost);
+    }
+}
+
+// Add both sums of a block, which is number `part` of those of sample number `of`; `column` is the
+// thread's first.
+template <int SCALE_BITS, int SHIFT_BITS>
+__device__ __forceinline__ void add_part(const JointSums& to, const TokenSums<SCALE_BITS>& scale,
+                                         const TokenSums<SHIFT_BITS>& shift, bool of_scale,
+                                         bool of_shift, void* shared, int of, int part,
+                                         int column) {
     // The last slice of columns may have warps without any.
     if (column >= to.columns) return;
-    const Deeper deeper(shared, sum);
-    const Found found = *deeper.found;
     const int place = column / CHUNK * CHUNK + threadIdx.x % 32;
-    double* at = &to.at(unit, part, 0, place);
+    Addition addition;
+    addition.at[0] = of_scale ? to.at(of, 0, place) : nullptr;
+    addition.at[1] = of_shift ? to.at(of, to.sums - 1, place) : nullptr;
+    addition.take(0, scale, *Deeper(shared, 0).found);
+    addition.take(1, shift, *Deeper(shared, 1).found);
+    // Until all is zero.
+    wait_for_first_pass();
+    addition.add(part);
 #pragma unroll
-    for (int i = 0; i < ELEMENTS; ++i) at[32 * i] = sums.level[i];
-    const bool deep = __any_sync(0xffffffffu, found.is_deep());
-    if (found.bits != 0) {
+    for (int sum = 0; sum < 2; ++sum) {
+        const Deeper deeper(shared, sum);
+        if (addition.at[sum] == nullptr) continue;
+        if (deeper.found->bits == 0 && addition.held(sum)) continue;
+        // Copies in memory, as in `add_turn`.
+        Columns before, term;
 #pragma unroll
-        for (int i = 0; i < ELEMENTS; ++i) at[32 * i] = told(sums.level[i], deeper, found, i);
+        for (int i = 0; i < ELEMENTS; ++i) {
+            before.at[i] = addition.before[sum][i];
+            term.at[i] = addition.term[sum][i];
+        }
+        add_rest(addition.at[sum] + to.columns, before, term, deeper);
     }
-    if (deep) {
-#pragma unroll 1
-        for (int i = 0; i < ELEMENTS; ++i) at[to.columns + 32 * i] = deeper.at(1, i);
-    }
-    if (threadIdx.x % 32 == 0) to.is_deep(unit, part, place) = deep;
 }
 
-// 8: parts that a block adds up at once, one by each warp, of as many columns as a warp has lanes.
+// 8: warps of a block that rounds as many columns as a warp has lanes; where columns are summed
+// again, each takes some of the tokens.
 constexpr int COMBINE_WARPS = 8;
-// 8: loads of a thread that are on their way together.
-constexpr int COMBINE_LOADS = 8;
+// 8: terms of a thread that are on their way together.
+constexpr int AGAIN_LOADS = 8;
 
-// One column again, with all that parts may tell; threads `part` on of `step` for it. `state` is in
-// shared memory, zeros.
+// One column again, from memory, by a thread of each warp. `state` is in shared memory, zeros.
 template <typename T>
-__device__ __noinline__ void add_again(const Arguments<T>& a, const PartSums& parts, int first,
-                                       int count, int sum, bool of_scale, long long sample,
-                                       int place, int column, ExactState state) {
+__device__ __noinline__ void add_again(const Arguments<T>& a, bool of_scale, long long sample,
+                                       int column, ExactState state) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    bool lost = false;
-#pragma unroll 8
-    for (int p = 0; p < count; ++p) lost |= parts.at(first + p, sum, 0, place) == NO_SUM;
-    if (lost) {
 #pragma unroll 1
-        for (long long token = warp; token < a.tokens; token += COMBINE_WARPS) {
-            const float term = sum_term(a, sample, token, column, of_scale);
-            if (isfinite(term)) state.add_exact(lane, (double)term);
-            else state.count_special(lane, term);
+    for (long long first = warp; first < a.tokens; first += COMBINE_WARPS * AGAIN_LOADS) {
+        float terms[AGAIN_LOADS];
+#pragma unroll
+        for (int k = 0; k < AGAIN_LOADS; ++k) {
+            const long long token = first + k * COMBINE_WARPS;
+            terms[k] = token < a.tokens ? sum_term(a, sample, token, column, of_scale) : 0.0f;
         }
-        return;
-    }
-#pragma unroll 1
-    for (int p = warp; p < count; p += COMBINE_WARPS) {
-        const double told = parts.at(first + p, sum, 0, place);
-        if (!isfinite(told)) {
-            state.count_special(lane, (float)told);
-            continue;
-        }
-        state.add_exact(lane, told);
-        if (parts.is_deep(first + p, sum, place)) {
-            state.add_exact(lane, parts.at(first + p, sum, 1, place));
-        }
+#pragma unroll
+        for (int k = 0; k < AGAIN_LOADS; ++k) state.add_exact(lane, (double)terms[k]);
     }
 }
 
-// dscale and dshift of shared samples: blockIdx.x numbers 32 places, blockIdx.y the sums of samples.
+// dscale and dshift of shared samples, from `first` on: blockIdx.x numbers 32 places, blockIdx.y the
+// sums of samples.
 template <typename T>
 __global__ void __launch_bounds__(COMBINE_WARPS * 32)
-    combine_parts(const __grid_constant__ Arguments<T> a, const __grid_constant__ Division d,
-                  const __grid_constant__ PartSums parts) {
-    __shared__ double pairs[COMBINE_WARPS][2][32];
+    round_sums(const __grid_constant__ Arguments<T> a, const __grid_constant__ JointSums joint,
+               long long first) {
     __shared__ long long digits[STATE_ROWS * 32];
-    __shared__ int again[32];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int place = blockIdx.x * 32 + lane;
     const int column = place / CHUNK * CHUNK + lane * ELEMENTS + place % CHUNK / 32;
-    const int of = blockIdx.y / parts.sums, sum = blockIdx.y % parts.sums, first = of * d.parts;
+    const int of = blockIdx.y / joint.sums, sum = blockIdx.y % joint.sums;
     const bool of_scale = a.dscale != nullptr && sum == 0;
-    const long long sample = d.first + of;
+    const long long sample = first + of;
     T* out = of_scale ? a.dscale : a.dshift;
     const ExactState state{digits, 32};
     for (int i = threadIdx.x; i < STATE_ROWS * 32; i += COMBINE_WARPS * 32) digits[i] = 0;
-    if (warp == 0) again[lane] = 0;
     wait_for_first_pass();
+    const double* at = joint.at(of, sum, place);
     PairOfDoubles total;
-    for (int p = warp; p < d.parts; p += COMBINE_WARPS * COMBINE_LOADS) {
-        double value[COMBINE_LOADS];
-        int deep[COMBINE_LOADS];
-#pragma unroll
-        for (int k = 0; k < COMBINE_LOADS; ++k) {
-            const int part = p + k * COMBINE_WARPS;
-            const bool inside = part < d.parts;
-            value[k] = inside ? parts.at(first + part, sum, 0, place) : 0.0;
-            deep[k] = inside ? parts.is_deep(first + part, sum, place) : 0;
-        }
-#pragma unroll
-        for (int k = 0; k < COMBINE_LOADS; ++k) {
-            total.add(value[k]);
-            if (deep[k]) total.add(parts.at(first + p + k * COMBINE_WARPS, sum, 1, place));
-        }
-    }
-    pairs[warp][0][lane] = total.high;
-    pairs[warp][1][lane] = total.low;
-    __syncthreads();
-    if (warp == 0) {
-#pragma unroll
-        for (int w = 1; w < COMBINE_WARPS; ++w) {
-            total.add(pairs[w][0][lane]);
-            total.add(pairs[w][1][lane]);
-        }
-    }
-    // Where a part left no sum or a special value, it is not below NO_SUM.
-    const bool held = fabs(total.high) < NO_SUM && total.all;
+    total.high = at[0];
+    total.low = at[joint.columns];
+    const bool finite = isfinite(total.high), held = finite && isfinite(total.low);
     const bool inside = column < a.columns;
     if (warp == 0 && held && inside) {
         out[sample * a.columns + column] = round_double<T>(total.to_odd());
     }
-    // What two doubles do not hold: by all threads of the column.
-    if (!held) again[lane] = 1;
-    if (!__syncthreads_or(!held)) return;
-    const bool mine = again[lane] && inside;
-    if (mine) add_again(a, parts, first, d.parts, sum, of_scale, sample, place, column, state);
+    // What two doubles do not hold: by all warps.
+    const bool again = !held && inside;
+    if (!__syncthreads_or(again)) return;
+    if (again && finite) add_again(a, of_scale, sample, column, state);
+    if (again && !finite && warp == 0) state.count_special(lane, (float)total.high);
     __syncthreads();
-    if (!mine || warp > 0) return;
+    if (!again || warp > 0) return;
     finish_state(state, lane, column,
                  {{}, out + sample * a.columns, dtype_of<T>(), kRounded});
 }

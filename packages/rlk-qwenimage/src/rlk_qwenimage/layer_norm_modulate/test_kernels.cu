@@ -64,13 +64,19 @@ template <typename T, bool VECTOR, int THREADS, Makes MAKES> void backward(const
     const int bytes = 2 * Deeper::bytes(threads) + TokenSource<T, VECTOR, THREADS>::bytes();
     const int sums = (c.dscale != nullptr) + (c.dshift != nullptr);
     const bool shared = c.workspace != nullptr && sums > 0;
-    const PartSums parts(c.workspace, c.T * c.parts, c.N, shared ? sums : 0);
+    const JointSums joint(c.workspace, c.N, shared ? sums : 0);
+    const long long doubles = JointSums::doubles(c.T, c.N, joint.sums);
+    if (shared) {
+        const long long zeros = ceil_divide(doubles, ZERO_THREADS * ZERO_STORES);
+        on_host::run_grid(dim3((unsigned)zeros), ZERO_THREADS,
+                          [&] { zero_sums(joint.levels, doubles); });
+    }
     const Division division{0, (int)c.T, (int)c.parts, (int)c.per};
     run(dim3((unsigned)c.blocks, slices), threads, bytes,
-        [&] { backward_wide<T, VECTOR, THREADS, MAKES>(a, division, parts); });
+        [&] { backward_wide<T, VECTOR, THREADS, MAKES>(a, division, joint); });
     if (!shared) return;
-    on_host::run_grid(dim3((unsigned)(parts.columns / 32), (unsigned)(c.T * sums)),
-                      COMBINE_WARPS * 32, [&] { combine_parts<T>(a, division, parts); });
+    on_host::run_grid(dim3((unsigned)(joint.columns / 32), (unsigned)(c.T * sums)),
+                      COMBINE_WARPS * 32, [&] { round_sums<T>(a, joint, division.first); });
 }
 
 template <typename T, bool VECTOR, int THREADS> void run_kernel(const Call& c, bool is_forward) {
