@@ -111,12 +111,11 @@ static __device__ __noinline__ void add_rest(double* at, const Columns& before,
 #pragma unroll
     for (int i = 0; i < ELEMENTS; ++i) {
         double error, more;
-        const bool finite = isfinite(two_sum(before.at[i], term.at[i], error));
+        // A NaN where the sum is not finite: the first level says it all.
+        two_sum(before.at[i], term.at[i], error);
         rest[i] = two_sum(error, deeper.at(1, i), more);
         static_assert(LEVELS == JointSums::LEVELS + 1, "one level of a block has no place");
         if (more != 0.0 || deeper.at(2, i) != 0.0 || found.lost(i)) rest[i] = lost;
-        // The first level says it all.
-        if (!finite) rest[i] = 0.0;
     }
 #pragma unroll
     for (int i = 0; i < ELEMENTS; ++i) {

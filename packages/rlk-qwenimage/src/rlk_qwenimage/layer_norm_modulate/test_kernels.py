@@ -39,6 +39,19 @@ ALONE = (
 )  # fmt: skip
 # The same with parts of tokens: several blocks share a sample.
 SHARED = ((1, 21, 328, 3), (2, 13, 264, 2), (1, 9, 37, 4), (1, 7, 2056, 2))
+# Tokens of a column whose sum lies beside the middle of two BF16 numbers, and how many blocks share
+# them: a small one decides, which the block that adds it or a later one could lose.
+HALF_WAY = (1.0, 2.0**-8)
+LOST = {
+    "beside a smaller one": ((2.0**-130, 0.0, *HALF_WAY), 2),
+    "beside a larger one": ((*HALF_WAY, 2.0**-130, 0.0), 2),
+    "by both levels": ((*HALF_WAY, 2.0**-60, 0.0, 2.0**-130, 0.0, -(2.0**-60), 0.0), 4),
+    "with an error": ((*HALF_WAY, 2.0**-60, 2.0**-130, -(2.0**-60), 0.0), 3),
+    "in one block": (
+        (2.0**40, 2.0**32, 2.0**-5, 2.0**-60, 2.0**-120, -(2.0**-60), -(2.0**-5), *9 * (0.0,)),
+        2,
+    ),
+}  # fmt: skip
 KINDS = ("decades", "alternating", "zeros", "cancelling", "specials", "patterns", "ties")
 
 
@@ -68,6 +81,9 @@ def numbers(kind: str, shape: tuple[int, ...], seed: int) -> torch.Tensor:
         tokens[:] = 0.0
         values[..., :1, :], values[..., 1:2, :] = 1.0, 2.0**-8
         values[..., 2:3, ::2], values[..., 2:3, 1::2] = 2.0**-70, -(2.0**-70)
+        values *= torch.randint(0, 2, shape[-1:], generator=generator) * 2 - 1
+    elif kind in LOST:
+        values[:] = torch.tensor(LOST[kind][0])[:, None]
         values *= torch.randint(0, 2, shape[-1:], generator=generator) * 2 - 1
     elif kind == "patterns":
         bits = torch.randint(-(1 << 31), 1 << 31, shape, generator=generator)
@@ -144,6 +160,12 @@ def test_samples_of_several_blocks_any_values_have_the_bits_of_golden(
     library: ctypes.CDLL, case: tuple[int, int, int, int], kind: str
 ) -> None:
     check(library, kind, case[:3], case[3], parts=case[3])
+
+
+@pytest.mark.parametrize("kind", LOST)
+def test_small_term_of_several_blocks_is_lost_by_none(library: ctypes.CDLL, kind: str) -> None:
+    tokens, parts = LOST[kind]
+    check(library, kind, (2, len(tokens), 264), 1, parts)
 
 
 @pytest.mark.parametrize("parts", [0, 2])
