@@ -11,6 +11,10 @@ namespace rlk {
 // each column, as time here is the latency of a few loads.
 constexpr int COMBINE_COLUMNS = 4;
 constexpr int COMBINE_THREADS = 256;
+// 5: partials that a thread loads at once; with 64 threads a column, all of two blocks on each of
+// 132 processors, and half of those that come in four parts.
+constexpr int TOGETHER = 5;
+static_assert(PARTIAL_LEVELS == 2, "one of them without a flag, one with it");
 
 // The 32 bits that `value`, a multiple of 2^-149, has in a limb, with its sign.
 __device__ __forceinline__ long long limb_of(double value, int limb) {
@@ -46,12 +50,13 @@ struct ColumnTotal {
 #pragma unroll
         for (int i = 0; i < LIMBS; ++i) limb[i] += limb_of(value, i);
     }
-    // What two levels lose is rare.
-    __device__ __forceinline__ void add(double value) {
+    // What the levels lose.
+    __device__ __forceinline__ double add_to_levels(double value) {
 #pragma unroll
         for (int d = 0; d < PARTIAL_LEVELS; ++d) level[d] = two_sum(level[d], value, value);
-        add_limbs(value);
+        return value;
     }
+    __device__ __forceinline__ void add(double value) { add_limbs(add_to_levels(value)); }
     __device__ __forceinline__ void finish() {
 #pragma unroll
         for (int d = 0; d < PARTIAL_LEVELS; ++d) add_limbs(level[d]);
@@ -103,12 +108,50 @@ static __global__ void __launch_bounds__(COMBINE_THREADS)
     ColumnTotal total;
     __syncthreads();
     wait_for_first_pass();
-    for (int i = thread; i < blocks * partials.parts && inside; i += STEP) {
-        const int block = i / partials.parts, part = i % partials.parts;
-        const int found = partials.flag(block, column);
-        total.add(partials.at(block, part, 0, column));
-        if (found & Partials::DEEP) total.add(partials.at(block, part, 1, column));
-        if (!(found & Partials::REST) || part > 0) continue;
+    // Parts are a power of two, as threads are: a thread has the same one of each of its blocks.
+    const int part = thread % partials.parts, apart = STEP / partials.parts;
+    const int own = thread / partials.parts;
+    int all_found = 0;
+    for (int block = own; block < blocks && inside; block += TOGETHER * apart) {
+        int found[TOGETHER];
+        double level[PARTIAL_LEVELS][TOGETHER];
+#pragma unroll
+        for (int i = 0; i < TOGETHER; ++i) {
+            const int at = block + i * apart;
+            found[i] = at < blocks ? partials.flag(at, column) : 0;
+            level[0][i] = at < blocks ? partials.at(at, part, 0, column) : 0.0;
+        }
+#pragma unroll
+        for (int i = 0; i < TOGETHER; ++i) {
+            const bool deep = found[i] & Partials::DEEP;
+            level[1][i] = deep ? partials.at(block + i * apart, part, 1, column) : 0.0;
+        }
+        const double before[PARTIAL_LEVELS] = {total.level[0], total.level[1]};
+        bool lost = false;
+#pragma unroll
+        for (int i = 0; i < TOGETHER; ++i) {
+            all_found |= found[i];
+            lost |= total.add_to_levels(level[0][i]) != 0.0;
+            lost |= total.add_to_levels(level[1][i]) != 0.0;
+        }
+        if (!lost) continue;
+        // Rare: once more, each by itself, so that this stands here once.
+        total.level[0] = before[0];
+        total.level[1] = before[1];
+#pragma unroll 1
+        for (int i = 0; i < 2 * TOGETHER; ++i) {
+            const int at = block + i / 2 * apart;
+            if (at >= blocks || (i % 2 == 1 && !(partials.flag(at, column) & Partials::DEEP))) {
+                continue;
+            }
+            total.add(partials.at(at, part, i % 2, column));
+        }
+    }
+#pragma unroll 1
+    for (int block = own; all_found & Partials::REST && part == 0 && block < blocks;
+         block += apart) {
+        if (!(partials.flag(block, column) & Partials::REST)) continue;
+#pragma unroll 1
         for (int row = 0; row < STATE_ROWS; ++row) {
             atomicAdd(reinterpret_cast<unsigned long long*>(&totals[row][place]),
                       (unsigned long long)partials.rest_at(block, row, column));
