@@ -1,13 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sigmoids of BF16 values from a table in shared memory: there are few such values, and a sigmoid
-// costs a dozen operations. Bits as of sigmoids().
+// Activations of BF16 values from a table in shared memory: there are few such values, and one costs
+// two dozen operations. Bits as of sigmoids() and what follows it.
 #pragma once
 #include "rlk/cuda/rows.cuh"
 #include "rlk/math/device_cuda.cuh"
 
 namespace rlk {
 
-// Derivatives of an activation by its sigmoids: of x * s, or of s itself.
+// Activations by their sigmoids: x * s, or s itself.
+template <int N>
+__device__ __forceinline__ void activations(const float (&x)[N], const float (&s)[N], bool is_silu,
+                                            float (&act)[N]) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) act[i] = is_silu ? silu(x[i], s[i]) : s[i];
+}
+
+// Their derivatives.
 template <int N>
 __device__ __forceinline__ void derivatives(const float (&x)[N], const float (&s)[N], bool is_silu,
                                             float (&derivative)[N]) {
@@ -17,31 +25,30 @@ __device__ __forceinline__ void derivatives(const float (&x)[N], const float (&s
   }
 }
 
-// One entry for each z with 2^-25 <= |z| < 64; smaller ones have the entry of 2^-25, where the
-// sigmoid is 1/2 and nothing that is added to 1 changes it.
+// One entry for each z with LOWEST <= |z| < HIGHEST; a number and its negative are neighbours.
 struct TableIndex {
-  static constexpr uint32_t LOWEST = 0x3300, HIGHEST = 0x4280;  // BF16 patterns of 2^-25 and 64
-  static constexpr int POSITIVE = HIGHEST - LOWEST;
-  static constexpr int NEGATIVE = 4096;  // where those of negative z begin: at a bit
-  static constexpr int ENTRIES = NEGATIVE + POSITIVE;
-  static_assert(POSITIVE <= NEGATIVE, "indices are apart");
+  static constexpr uint32_t LOWEST = 0x32a0, HIGHEST = 0x42a0;  // BF16 patterns of 1.25 * 2^-26, 80
+  static constexpr int ENTRIES = 2 * (HIGHEST - LOWEST);
+  // A power of two: the bits above an index tell whether there is such an entry.
+  static_assert(ENTRIES == 1 << 13, "indices are all numbers of 13 bits");
 
   uint32_t pairs[ELEMENTS / 2];
   bool inside;  // whether all eight values have an entry
 
-  // Two values in each word, so that most operations serve both.
+  // Two values in each word, so that most operations serve both. An index is the pattern less
+  // LOWEST, its sign in the lowest bit; what is too small wraps around to a large one, and carries
+  // into the other half of its word only then.
   __device__ __forceinline__ explicit TableIndex(const Packed<__nv_bfloat16>& packed) {
     const uint32_t* words = reinterpret_cast<const uint32_t*>(&packed);
-    uint32_t most = 0;
+    uint32_t any = 0;
 #pragma unroll
     for (int i = 0; i < ELEMENTS / 2; ++i) {
-      // max(|z| - LOWEST, 0) of patterns
-      pairs[i] = __viaddmax_s16x2(words[i] & 0x7fff7fffu, 0x10001u * (0x10000u - LOWEST), 0u);
-      most = __vmaxs2(most, pairs[i]);
-      pairs[i] |= words[i] >> 3 & 0x10001u * NEGATIVE;
+      const uint32_t doubled = words[i] * 2 - 0x10001u * (2 * LOWEST), signs = words[i] >> 15;
+      // The lowest bit of each half is that of `signs`.
+      pairs[i] = signs ^ ((doubled ^ signs) & 0xfffefffeu);
+      any |= pairs[i];
     }
-    // What an entry lacks to 2^15 sets its upper bit if it is too large.
-    inside = ((most + 0x10001u * (0x8000u - POSITIVE)) & 0x80008000u) == 0;
+    inside = (any & 0x10001u * (0x10000u - ENTRIES)) == 0;
   }
   // Bytes from the start of a table to the entry of value i.
   template <int ENTRY_BYTES> __device__ __forceinline__ uint32_t offset(int i) const {
@@ -49,10 +56,10 @@ struct TableIndex {
   }
   // Whole blocks call `store(index, z)` for every entry.
   template <typename Store> static __device__ __forceinline__ void for_each(Store store) {
-    for (int i = threadIdx.x; i < POSITIVE; i += blockDim.x) {
+    for (int i = threadIdx.x; i < ENTRIES / 2; i += blockDim.x) {
       const float z = __uint_as_float((LOWEST + i) << 16);
-      store(i, z);
-      store(NEGATIVE + i, -z);
+      store(2 * i, z);
+      store(2 * i + 1, -z);
     }
   }
 };
@@ -61,38 +68,73 @@ __device__ __forceinline__ float near_sigmoid(float x) {
   return reciprocal_in_range(one_plus_exp_negated_near(x));
 }
 
-// A barrier comes between `fill` and the first use.
-struct SigmoidTable {
+// What has no entry: zeros, and ends of the range. Functions of their own, so that loops stay short.
+struct FoundPair {
+  float act[ELEMENTS], derivative[ELEMENTS];
+};
+static __device__ __noinline__ FoundPair far_pairs(Packed<__nv_bfloat16> packed, bool is_silu) {
+  FoundPair found;
+  float z[ELEMENTS];
+  unpack(packed, z);
+#pragma unroll 1
+  for (int i = 0; i < ELEMENTS; ++i) {
+    const float x[1] = {z[i]}, s[1] = {z[i] == 0.0f ? 0.5f : sigmoid(z[i])};
+    float act[1], derivative[1];
+    activations(x, s, is_silu, act);
+    derivatives(x, s, is_silu, derivative);
+    found.act[i] = act[0];
+    found.derivative[i] = derivative[0];
+  }
+  return found;
+}
+static __device__ __noinline__ Values<ELEMENTS> far_activations(Packed<__nv_bfloat16> packed,
+                                                                bool is_silu) {
+  Values<ELEMENTS> found;
+  float z[ELEMENTS];
+  unpack(packed, z);
+#pragma unroll 1
+  for (int i = 0; i < ELEMENTS; ++i) {
+    const float s = z[i] == 0.0f ? 0.5f : sigmoid(z[i]);
+    found.at[i] = is_silu ? silu(z[i], s) : s;
+  }
+  return found;
+}
+
+// Activations. A barrier comes between `fill` and the first use. `exists` says of zeros whether they
+// were read: lanes beyond a row, which have others, would call for their values in every turn.
+struct ActivationTable {
   static constexpr int BYTES = TableIndex::ENTRIES * (int)sizeof(float);
 
   const char* values;
 
-  static __device__ __forceinline__ SigmoidTable fill(void* shared) {
+  static __device__ __forceinline__ ActivationTable fill(void* shared, bool is_silu) {
     float* at = static_cast<float*>(shared);
-    TableIndex::for_each([&](int i, float z) { at[i] = near_sigmoid(z); });
+    TableIndex::for_each([&](int i, float z) {
+      const float s = near_sigmoid(z);
+      at[i] = is_silu ? silu(z, s) : s;
+    });
     return {static_cast<const char*>(shared)};
   }
-  __device__ __forceinline__ void find(const Packed<__nv_bfloat16>& packed,
-                                       const float (&z)[ELEMENTS], float (&s)[ELEMENTS]) const {
+  __device__ __forceinline__ void find(const Packed<__nv_bfloat16>& packed, bool exists, bool is_silu,
+                                       float (&act)[ELEMENTS]) const {
     const TableIndex index(packed);
     if (index.inside) {
 #pragma unroll
       for (int i = 0; i < ELEMENTS; ++i) {
-        s[i] = *reinterpret_cast<const float*>(values + index.offset<sizeof(float)>(i));
+        act[i] = *reinterpret_cast<const float*>(values + index.offset<sizeof(float)>(i));
       }
+    } else if (exists) {
+      const Values<ELEMENTS> far = far_activations(packed, is_silu);
+#pragma unroll
+      for (int i = 0; i < ELEMENTS; ++i) act[i] = far.at[i];
     } else {
-      far_sigmoids(z, s);
+#pragma unroll
+      for (int i = 0; i < ELEMENTS; ++i) act[i] = 0.0f;
     }
-  }
-  __device__ __forceinline__ void find(const Packed<__nv_bfloat16>& packed,
-                                       const float (&z)[ELEMENTS], bool is_silu,
-                                       float (&s)[ELEMENTS], float (&derivative)[ELEMENTS]) const {
-    find(packed, z, s);
-    derivatives(z, s, is_silu, derivative);
   }
 };
 
-// The same with the derivatives of one activation.
+// The same with their derivatives.
 struct DerivativeTable {
   static constexpr int BYTES = TableIndex::ENTRIES * (int)sizeof(float2);
 
@@ -102,43 +144,56 @@ struct DerivativeTable {
     float2* at = static_cast<float2*>(shared);
     TableIndex::for_each([&](int i, float z) {
       const float x[1] = {z}, s[1] = {near_sigmoid(z)};
-      float derivative[1];
+      float act[1], derivative[1];
+      activations(x, s, is_silu, act);
       derivatives(x, s, is_silu, derivative);
-      at[i] = {s[0], derivative[0]};
+      at[i] = {act[0], derivative[0]};
     });
     return {static_cast<const char*>(shared)};
   }
-  __device__ __forceinline__ void find(const Packed<__nv_bfloat16>& packed,
-                                       const float (&z)[ELEMENTS], bool is_silu,
-                                       float (&s)[ELEMENTS], float (&derivative)[ELEMENTS]) const {
+  __device__ __forceinline__ void find(const Packed<__nv_bfloat16>& packed, bool exists, bool is_silu,
+                                       float (&act)[ELEMENTS], float (&derivative)[ELEMENTS]) const {
     const TableIndex index(packed);
     if (index.inside) {
 #pragma unroll
       for (int i = 0; i < ELEMENTS; ++i) {
         const float2 entry =
             *reinterpret_cast<const float2*>(values + index.offset<sizeof(float2)>(i));
-        s[i] = entry.x;
+        act[i] = entry.x;
         derivative[i] = entry.y;
       }
+    } else if (exists) {
+      const FoundPair far = far_pairs(packed, is_silu);
+#pragma unroll
+      for (int i = 0; i < ELEMENTS; ++i) {
+        act[i] = far.act[i];
+        derivative[i] = far.derivative[i];
+      }
     } else {
-      far_sigmoids(z, s);
-      derivatives(z, s, is_silu, derivative);
+#pragma unroll
+      for (int i = 0; i < ELEMENTS; ++i) act[i] = derivative[i] = 0.0f;
     }
   }
 };
 
 // Where there is no table.
-struct ComputedSigmoids {
+struct ComputedActivations {
   template <typename T>
-  __device__ __forceinline__ void find(const Packed<T>&, const float (&z)[ELEMENTS],
-                                       float (&s)[ELEMENTS]) const {
+  __device__ __forceinline__ void find(const Packed<T>& packed, bool, bool is_silu,
+                                       float (&act)[ELEMENTS]) const {
+    float z[ELEMENTS], s[ELEMENTS];
+    unpack(packed, z);
     sigmoids(z, s);
+    activations(z, s, is_silu, act);
   }
   template <typename T>
-  __device__ __forceinline__ void find(const Packed<T>&, const float (&z)[ELEMENTS], bool is_silu,
-                                       float (&s)[ELEMENTS], float (&derivative)[ELEMENTS]) const {
+  __device__ __forceinline__ void find(const Packed<T>& packed, bool, bool is_silu,
+                                       float (&act)[ELEMENTS], float (&derivative)[ELEMENTS]) const {
+    float z[ELEMENTS], s[ELEMENTS];
+    unpack(packed, z);
     sigmoids(z, s);
     derivatives(z, s, is_silu, derivative);
+    activations(z, s, is_silu, act);
   }
 };
 

@@ -27,7 +27,7 @@ LAYOUT = Layout(
         ("int", "device"),
     ),
 )
-# Which table, of which activation, and whether its derivative is asked for, or the sigmoid.
+# Which table, of which activation, and whether its derivative is asked for, or itself.
 TABLE_LAYOUT = Layout(
     "MathTestTable",
     (
@@ -61,16 +61,15 @@ FUNCTIONS = {
 }
 # (table with derivatives, silu, derivative)
 LOOK_UPS = {
-    "sigmoid": (0, 1, 0),
-    "silu_derivative": (0, 1, 1),
-    "sigmoid_derivative": (0, 0, 1),
-    "sigmoid_beside_silu": (1, 1, 0),
-    "sigmoid_beside_sigmoid": (1, 0, 0),
-    "silu_derivative_beside": (1, 1, 1),
-    "sigmoid_derivative_beside": (1, 0, 1),
+    "silu": (0, 1, 0),
+    "sigmoid": (0, 0, 0),
+    "silu_beside_derivative": (1, 1, 0),
+    "sigmoid_beside_derivative": (1, 0, 0),
+    "silu_derivative": (1, 1, 1),
+    "sigmoid_derivative": (1, 0, 1),
 }
-# BF16 patterns of the values beside: 1/2, the last with an entry, the first without one, NaN.
-OTHERS = {"near": 0x3F00, "last": 0xC27F, "first_far": 0x4280, "nan": 0x7FC0}
+# BF16 patterns of the values beside: 1/2, the last with an entry, the first without one, 0, NaN.
+OTHERS = {"near": 0x3F00, "last": 0xC29F, "first_far": 0x42A0, "zero": 0x0000, "nan": 0x7FC0}
 # 8: places of a value among those that are looked up together.
 PLACES = 8
 # 2^26: inputs of one piece, 256 MiB in FP32.

@@ -3,6 +3,8 @@
 // table_cuda.cuh over all BF16 patterns.
 #include "rlk_math_test.h"
 
+#include <type_traits>
+
 #include "rlk/math/table_cuda.cuh"
 
 namespace {
@@ -54,12 +56,15 @@ __device__ float looked_up(Table table, const MathTestTable& a, int place, uint3
         const uint32_t bits = i == place ? pattern : (uint32_t)a.others;
         packed.value[i] = __ushort_as_bfloat16((unsigned short)bits);
     }
-    float z[rlk::ELEMENTS], s[rlk::ELEMENTS], derivative[rlk::ELEMENTS];
-    rlk::unpack(packed, z);
-    table.find(packed, z, a.silu != 0, s, derivative);
+    float act[rlk::ELEMENTS], derivative[rlk::ELEMENTS];
+    if constexpr (std::is_same_v<Table, rlk::DerivativeTable>) {
+        table.find(packed, true, a.silu != 0, act, derivative);
+    } else {
+        table.find(packed, true, a.silu != 0, act);
+    }
     float value = 0.0f;
     for (int i = 0; i < rlk::ELEMENTS; ++i) {
-        if (i == place) value = a.derivative != 0 ? derivative[i] : s[i];
+        if (i == place) value = a.derivative != 0 ? derivative[i] : act[i];
     }
     return value;
 }
@@ -79,7 +84,7 @@ __global__ void __launch_bounds__(TABLE_THREADS) tables(MathTestTable a) {
     if (a.with_derivatives != 0) {
         fill_y(rlk::DerivativeTable::fill(entries, a.silu != 0));
     } else {
-        fill_y(rlk::SigmoidTable::fill(entries));
+        fill_y(rlk::ActivationTable::fill(entries, a.silu != 0));
     }
 }
 

@@ -185,15 +185,7 @@ inline float __double2float_rz(double value) {
     return fabs((double)near) > fabs(value) ? std::nextafter(near, 0.0f) : near;
 }
 
-// Two 16-bit integers of a word each: max(a + b, c), max(a, b), and the sum with two bytes of b.
-inline uint32_t of_halves(uint32_t low, uint32_t high) { return (low & 0xffffu) | high << 16; }
-inline uint32_t __vmaxs2(uint32_t a, uint32_t b) {
-    return of_halves((uint16_t)std::max((int16_t)a, (int16_t)b),
-                     (uint16_t)std::max((int16_t)(a >> 16), (int16_t)(b >> 16)));
-}
-inline uint32_t __viaddmax_s16x2(uint32_t a, uint32_t b, uint32_t c) {
-    return __vmaxs2(of_halves(a + b, (a >> 16) + (b >> 16)), c);
-}
+// The sum of products of two 16-bit numbers of a word and two bytes, and c.
 inline uint32_t __dp2a_lo(uint32_t a, uint32_t b, uint32_t c) {
     return c + (a & 0xffffu) * (b & 0xffu) + (a >> 16) * (b >> 8 & 0xffu);
 }

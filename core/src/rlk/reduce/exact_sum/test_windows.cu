@@ -56,11 +56,9 @@ void add_rows(Input in, WindowSums<COLUMNS>& sums, ExactState rest, long long fi
     const long long step = (long long)GROUPS * gridDim.x;
     for (long long row = blockIdx.x * GROUPS + threadIdx.x / LANES; row < in.rows; row += 2 * step) {
         sums.template make_room<2>(rest, place);
-        for (int u = 0; u < 2; ++u) {
-            float terms[COLUMNS];
-            in.row(row + u * step, first + place, terms);
-            sums.add_row(terms, rest, place);
-        }
+        float terms[2][COLUMNS];
+        for (int u = 0; u < 2; ++u) in.row(row + u * step, first + place, terms[u]);
+        sums.add_rows(terms, rest, place);
     }
 }
 

@@ -31,10 +31,9 @@ struct WindowSums : ColumnSums<COLUMNS, Rest> {
     __device__ __forceinline__ void add(const float (&terms)[ROWS][COLUMNS], Rest lost,
                                         long long column) {
         make_room<ROWS>(lost, column);
-#pragma unroll
-        for (int u = 0; u < ROWS; ++u) add_row(terms[u], lost, column);
+        add_rows(terms, lost, column);
     }
-    // Before `add_row` is called ROWS times: empty the first level if its sums have grown.
+    // Before `add_rows` is called with ROWS rows: empty the first level if its sums have grown.
     template <int ROWS>
     __device__ __forceinline__ void make_room(Rest lost, long long column) {
         static_assert(ROWS <= TAKEN, "rows fit");
@@ -46,31 +45,52 @@ struct WindowSums : ColumnSums<COLUMNS, Rest> {
         if (!roomy) *this = emptied(*this, lost, column);
         left = TAKEN;
     }
-    // One branch for all columns, so that their additions overlap.
-    __device__ __forceinline__ void add_row(const float (&terms)[COLUMNS], Rest lost,
-                                            long long column) {
-        bool all = true;
-#pragma unroll
-        for (int i = 0; i < COLUMNS; ++i) all &= takes(terms[i]);
-        if (!all) {
-            // Zeros may be added too; most rows have none to test for.
-            all = true;
-#pragma unroll
-            for (int i = 0; i < COLUMNS; ++i) all &= takes(terms[i]) | (terms[i] == 0.0f);
-        }
+    // One branch for all terms, so that their additions overlap.
+    template <int ROWS>
+    __device__ __forceinline__ void add_rows(const float (&terms)[ROWS][COLUMNS], Rest lost,
+                                             long long column) {
+        bool all = takes_all<false>(terms);
+        // Zeros may be added too; most rows have none to test for.
+        if (!all) all = takes_all<true>(terms);
         if (all) {
 #pragma unroll
-            for (int i = 0; i < COLUMNS; ++i) level[i] = __dadd_rn(level[i], (double)terms[i]);
-        } else {
+            for (int u = 0; u < ROWS; ++u) {
+#pragma unroll
+                for (int i = 0; i < COLUMNS; ++i) {
+                    level[i] = __dadd_rn(level[i], (double)terms[u][i]);
+                }
+            }
+            left -= ROWS;
+            return;
+        }
+#pragma unroll
+        for (int u = 0; u < ROWS; ++u) {
             Values<COLUMNS> row;
 #pragma unroll
-            for (int i = 0; i < COLUMNS; ++i) row.at[i] = terms[i];
+            for (int i = 0; i < COLUMNS; ++i) row.at[i] = terms[u][i];
             *this = sifted(*this, row, lost, column);
+            --left;
         }
-        --left;
     }
     __device__ __forceinline__ bool takes(float term) const {
         return (fabsf(term) >= least) & (fabsf(term) < most);
+    }
+    // Whether it takes every term, or zeros beside. Patterns of magnitudes are in their order, and
+    // what lies below `least` is large when that is subtracted: one comparison serves all.
+    template <bool ZEROS, int ROWS>
+    __device__ __forceinline__ bool takes_all(const float (&terms)[ROWS][COLUMNS]) const {
+        const uint32_t lowest = 2 * __float_as_uint(least);
+        uint32_t highest = 0;
+#pragma unroll
+        for (int u = 0; u < ROWS; ++u) {
+#pragma unroll
+            for (int i = 0; i < COLUMNS; ++i) {
+                // Doubled, it loses its sign.
+                const uint32_t place = 2 * __float_as_uint(terms[u][i]) - lowest;
+                highest = max(highest, ZEROS && terms[u][i] == 0.0f ? 0u : place);
+            }
+        }
+        return highest < 2 * __float_as_uint(most) - lowest;
     }
     // What seldom happens is a function of its own, by value, so that loops stay short and their
     // sums in registers.

@@ -83,30 +83,6 @@ template <int ROWS> struct Turns {
     }
 };
 
-// act(z) of a lane's gates.
-template <typename Sigmoids, typename T>
-__device__ __forceinline__ void activate(Sigmoids sigmoids, const Packed<T>& gate, bool is_silu,
-                                         float (&act)[ELEMENTS]) {
-    float z[ELEMENTS];
-    unpack(gate, z);
-    sigmoids.find(gate, z, act);
-    if (!is_silu) return;
-#pragma unroll
-    for (int i = 0; i < ELEMENTS; ++i) act[i] = silu(z[i], act[i]);
-}
-
-// act(z) and its derivative.
-template <typename Sigmoids, typename T>
-__device__ __forceinline__ void activate(Sigmoids sigmoids, const Packed<T>& gate, bool is_silu,
-                                         float (&act)[ELEMENTS], float (&derivative)[ELEMENTS]) {
-    float z[ELEMENTS];
-    unpack(gate, z);
-    sigmoids.find(gate, z, is_silu, act, derivative);
-    if (!is_silu) return;
-#pragma unroll
-    for (int i = 0; i < ELEMENTS; ++i) act[i] = silu(z[i], act[i]);
-}
-
 // 1 / sqrt(sum / N + eps): the one piece of code every RMS norm takes rstd from.
 template <typename Root>
 __device__ __forceinline__ float inverse_rms(float sum_of_squares, Divisor columns, float eps) {

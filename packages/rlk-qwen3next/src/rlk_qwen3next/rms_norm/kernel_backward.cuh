@@ -17,15 +17,15 @@ struct BackwardTerms {
 
 // Of `inside` elements, or of all where a row is read by words; the rest is zero, also where rstd
 // is infinite and 0 * rstd would be NaN.
-template <typename N, bool VECTOR, typename T, typename Sigmoids>
+template <typename N, bool VECTOR, typename T, typename Activations>
 __device__ __forceinline__ BackwardTerms backward_terms(const NormArguments<T>& a,
-                                                        Sigmoids sigmoids, const BackwardRow<T>& r,
-                                                        int inside,
+                                                        Activations activations,
+                                                        const BackwardRow<T>& r, int inside,
                                                         const float (&weight)[ELEMENTS]) {
     float dy[ELEMENTS], x[ELEMENTS], act[ELEMENTS], derivative[ELEMENTS];
+    if (N::GATED) activations.find(r.beside, inside > 0, a.silu, act, derivative);
     unpack(r.dy, dy);
     unpack(r.x, x);
-    if (N::GATED) activate(sigmoids, r.beside, a.silu, act, derivative);
     BackwardTerms t;
 #pragma unroll
     for (int i = 0; i < ELEMENTS; ++i) {
@@ -81,28 +81,27 @@ __device__ __forceinline__ void store_dx(const NormArguments<T>& a, const Gradie
     }
 }
 
-// What a lane does with the rows of a turn before their dot products are complete: dgate, the
-// column sums, and its share of the dot products. `rest` takes what fits no level of the sums; the
-// lane's first column is `column` there.
-template <typename N, bool VECTOR, typename T, typename Sigmoids>
+// What a lane makes of the rows of a turn before their dot products are complete: dgate, its terms
+// of the column sums, and its share of the dot products.
+template <typename N, bool VECTOR, typename T, typename Activations>
 __device__ __forceinline__ void first_half(
-    const NormArguments<T>& a, Sigmoids sigmoids, const GradientCursor<T, N>& out,
-    const Turns<TURN_ROWS>& turns, int turn, ExactState rest, int column, int count,
-    const float (&weight)[ELEMENTS], const BackwardRow<T> (&rows)[TURN_ROWS],
-    WindowSums<ELEMENTS>& sums, float (&g)[TURN_ROWS][ELEMENTS], float (&dots)[TURN_ROWS]) {
-    const bool summed = a.state != nullptr && count > 0;
-    if (summed) sums.make_room<TURN_ROWS>(rest, column);
+    const NormArguments<T>& a, Activations activations, const GradientCursor<T, N>& out,
+    const Turns<TURN_ROWS>& turns, int turn, int count, const float (&weight)[ELEMENTS],
+    const BackwardRow<T> (&rows)[TURN_ROWS], float (&g)[TURN_ROWS][ELEMENTS],
+    float (&contribution)[TURN_ROWS][ELEMENTS], float (&dots)[TURN_ROWS]) {
 #pragma unroll
     for (int u = 0; u < TURN_ROWS; ++u) {
         const int inside = turns.inside(turn, u, count);
-        const BackwardTerms t = backward_terms<N, VECTOR>(a, sigmoids, rows[u], inside, weight);
+        const BackwardTerms t = backward_terms<N, VECTOR>(a, activations, rows[u], inside, weight);
         if (N::GATED && a.dgate != nullptr) {
             store<VECTOR>(out.dgate + u * out.apart, inside, t.dgate);
         }
         dots[u] = lane_dot(t.g, t.xhat);
 #pragma unroll
-        for (int i = 0; i < ELEMENTS; ++i) g[u][i] = t.g[i];
-        if (summed) sums.add_row(t.contribution, rest, column);
+        for (int i = 0; i < ELEMENTS; ++i) {
+            g[u][i] = t.g[i];
+            contribution[u][i] = t.contribution[i];
+        }
     }
 }
 
@@ -115,7 +114,7 @@ template <typename T, typename N, bool VECTOR, int LANES, int THREADS> struct Na
     static constexpr bool TABLE = THREADS == BACKWARD_TABLE_THREADS;
     // A table takes the room of half the ring.
     using Source = RowSource<T, N, VECTOR, TABLE ? TURN_ROWS : ROWS_AHEAD<T>>;
-    using Sigmoids = std::conditional_t<TABLE, DerivativeTable, ComputedSigmoids>;
+    using Activations = std::conditional_t<TABLE, DerivativeTable, ComputedActivations>;
     static constexpr int WIDTH = LANES * ELEMENTS;
 
     static constexpr int STAGED = ELEMENTS * THREADS * (int)sizeof(double);
@@ -150,25 +149,26 @@ __global__ void __launch_bounds__(THREADS, 512 / THREADS) backward_narrow(NormAr
     sums.clear(shared, THREADS);
     const ExactState rest{reinterpret_cast<long long*>(rest_at), Layout::WIDTH};
     for (int i = threadIdx.x; i < STATE_ROWS * Layout::WIDTH; i += THREADS) rest.data[i] = 0;
-    typename Layout::Sigmoids sigmoids;
+    typename Layout::Activations activations;
     if constexpr (Layout::TABLE) {
-        sigmoids = DerivativeTable::fill(rest_at + Layout::REST_BYTES, a.silu);
+        activations = DerivativeTable::fill(rest_at + Layout::REST_BYTES, a.silu);
     }
     // The rest is zero and the table full from here on.
     __syncthreads();
     GradientCursor<T, N> out(a, turns, column);
+    const bool summed = a.state != nullptr && count > 0;
     // Lane 0 has the most turns: a warp takes them together, for its shuffles.
     const int most = __shfl_sync(0xffffffffu, turns.of[0], 0);
     for (int turn = 0; turn < most; ++turn) {
         BackwardRow<T> rows[TURN_ROWS];
-        float g[TURN_ROWS][ELEMENTS], dots[TURN_ROWS];
+        float g[TURN_ROWS][ELEMENTS], contribution[TURN_ROWS][ELEMENTS], dots[TURN_ROWS];
         source.next(turn, rows);
-        first_half<N, VECTOR>(a, sigmoids, out, turns, turn, rest, place, count, weight, rows, sums,
-                              g, dots);
-        if (a.dx != nullptr) {
-            const float dot = chunk_trees<LANES>(dots);
-            store_dx<N, VECTOR>(a, out, turns, turn, count, g, rows, dot);
-        }
+        first_half<N, VECTOR>(a, activations, out, turns, turn, count, weight, rows, g,
+                              contribution, dots);
+        // Before the sums, with dx or without: their branches would keep what it takes in registers.
+        const float dot = chunk_trees<LANES>(dots);
+        if (summed) sums.add(contribution, rest, place);
+        if (a.dx != nullptr) store_dx<N, VECTOR>(a, out, turns, turn, count, g, rows, dot);
         out.advance();
     }
     source.finish();
@@ -202,16 +202,20 @@ __global__ void __launch_bounds__(THREADS, BLOCKS) backward_wide(NormArguments<T
     WideSource<T, N, VECTOR, THREADS> source(a, turns, column, blockDim.x,
                                              shared + sums.doubles(blockDim.x));
     GradientCursor<T, N> out(a, turns, column);
+    const bool summed = a.state != nullptr && count > 0;
     chunks.clear();
     for (int turn = 0; turn < turns.of[0]; ++turn) {
         BackwardRow<T> rows[TURN_ROWS];
-        float g[TURN_ROWS][ELEMENTS], dots[TURN_ROWS];
+        float g[TURN_ROWS][ELEMENTS], contribution[TURN_ROWS][ELEMENTS], dots[TURN_ROWS];
         source.next(turn, rows);
-        first_half<N, VECTOR>(a, ComputedSigmoids(), out, turns, turn, {a.state, a.columns}, column,
-                              count, weight, rows, sums, g, dots);
+        first_half<N, VECTOR>(a, ComputedActivations(), out, turns, turn, count, weight, rows, g,
+                              contribution, dots);
+        // The sums are added to while the block's warps come to the barrier.
+        chunks.give(turn, dots);
+        if (summed) sums.add(contribution, {a.state, a.columns}, column);
         if (a.dx != nullptr) {
-            const float dot = chunks.total(turn, dots);
-            store_dx<N, VECTOR>(a, out, turns, turn, count, g, rows, dot);
+            __syncthreads();
+            store_dx<N, VECTOR>(a, out, turns, turn, count, g, rows, chunks.given(turn));
         }
         out.advance();
     }
@@ -239,7 +243,7 @@ __global__ void __launch_bounds__(WIDE_WARPS * 32) backward_long(NormArguments<T
                 BackwardRow<T> r[TURN_ROWS];
                 RowByRow<T, N, false>(a, turns, column, 0, nullptr).next(0, r);
                 const BackwardTerms t =
-                    backward_terms<N, false>(a, ComputedSigmoids(), r[0], count, weight);
+                    backward_terms<N, false>(a, ComputedActivations(), r[0], count, weight);
                 if (pass == 0) {
                     const float sum = chunk_tree<32>(lane_dot(t.g, t.xhat));
                     if (lane == 0) dots[chunk] = sum;

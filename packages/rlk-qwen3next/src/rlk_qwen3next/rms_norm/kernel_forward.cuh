@@ -3,6 +3,7 @@
 #pragma once
 #include <type_traits>
 
+#include "rlk_qwen3next/rms_norm/copies.cuh"
 #include "rlk_qwen3next/rms_norm/device_cuda.cuh"
 
 namespace rlk {
@@ -14,14 +15,14 @@ constexpr int TABLE_THREADS = 1024;
 // 32 warps of one chunk each: the longest row whose values stay in registers.
 constexpr int WIDE_WARPS = 32;
 
-template <typename N, bool VECTOR, typename T, typename Sigmoids>
-__device__ __forceinline__ void store_forward(const NormArguments<T>& a, Sigmoids sigmoids, T* y_at,
-                                              int count, const Packed<T>& row,
+template <typename N, bool VECTOR, typename T, typename Activations>
+__device__ __forceinline__ void store_forward(const NormArguments<T>& a, Activations activations,
+                                              T* y_at, int count, const Packed<T>& row,
                                               const Packed<T>& gate, float rstd,
                                               const float (&weight)[ELEMENTS]) {
     float x[ELEMENTS], y[ELEMENTS], act[ELEMENTS];
+    if (N::GATED) activations.find(gate, count > 0, a.silu, act);
     unpack(row, x);
-    if (N::GATED) activate(sigmoids, gate, a.silu, act);
 #pragma unroll
     for (int i = 0; i < ELEMENTS; ++i) {
         y[i] = multiply(multiply(x[i], rstd), weight[i]);
@@ -54,14 +55,73 @@ template <typename T, bool VECTOR> struct ForwardRows {
     }
 };
 
-// Where they come from, the next turn's while a lane works on this one's.
-template <typename T, typename N, bool VECTOR> struct ForwardSource {
-    Cursor<T> x, beside;
-    ForwardRows<T, VECTOR> ahead;
+// Turns on their way: a thread copies its own share of the next rows to shared memory.
+template <typename T, typename N> struct ForwardRing {
+    // 4: turns of 2-byte elements on their way; 2 of FP32, the same bytes in flight.
+    static constexpr int STAGES = sizeof(T) == 2 ? 4 : 2;
+    static constexpr int WORDS = Packed<T>::WORDS;
+    static constexpr int ROW_WORDS = (N::BESIDE ? 2 : 1) * WORDS;
 
-    __device__ __forceinline__ ForwardSource(const NormArguments<T>& a,
-                                             const Turns<FORWARD_ROWS>& turns, int column,
-                                             int count)
+    Cursor<T> x, beside;
+    uint4* words;  // [STAGES][FORWARD_ROWS][ROW_WORDS][threads], this thread's
+    int threads, stage;
+
+    static constexpr int bytes(int threads) {
+        return STAGES * FORWARD_ROWS * ROW_WORDS * threads * (int)sizeof(uint4);
+    }
+    __device__ __forceinline__ ForwardRing(const NormArguments<T>& a,
+                                           const Turns<FORWARD_ROWS>& turns, int column, int count,
+                                           int threads, void* shared)
+        : x(a.x, turns.row, column, turns.step),
+          beside(N::BESIDE ? a.beside : a.x, turns.row, column, turns.step),
+          words(static_cast<uint4*>(shared) + threadIdx.x), threads(threads), stage(0) {
+        for (int s = 0; s < STAGES; ++s) fetch(a, turns, s, count, s);
+    }
+    __device__ __forceinline__ void fetch(const NormArguments<T>& a,
+                                          const Turns<FORWARD_ROWS>& turns, int turn, int count,
+                                          int s) {
+        uint4* to = words + s * FORWARD_ROWS * ROW_WORDS * threads;
+#pragma unroll
+        for (int u = 0; u < FORWARD_ROWS; ++u, to += ROW_WORDS * threads) {
+            const bool exists = turns.inside(turn, u, count) > 0;
+            copy_eight(x.at + u * turns.apart * a.x.row_stride, to, threads, exists);
+            if (!N::BESIDE) continue;
+            copy_eight(beside.at + u * turns.apart * a.beside.row_stride, to + WORDS * threads,
+                       threads, exists);
+        }
+        x.advance();
+        if (N::BESIDE) beside.advance();
+        __pipeline_commit();
+    }
+    // The rows in front, whose place is then given to those STAGES turns later.
+    __device__ __forceinline__ ForwardRows<T, true> next(const NormArguments<T>& a,
+                                                         const Turns<FORWARD_ROWS>& turns, int turn,
+                                                         int count) {
+        wait_for_copies<STAGES - 1>();
+        ForwardRows<T, true> rows;
+        const uint4* from = words + stage * FORWARD_ROWS * ROW_WORDS * threads;
+#pragma unroll
+        for (int u = 0; u < FORWARD_ROWS; ++u, from += ROW_WORDS * threads) {
+            rows.x[u] = copied_eight<T>(from, threads);
+            if (N::BESIDE) rows.beside[u] = copied_eight<T>(from + WORDS * threads, threads);
+        }
+        fetch(a, turns, turn + STAGES, count, stage);
+        stage = stage + 1 == STAGES ? 0 : stage + 1;
+        return rows;
+    }
+    // No copy outlives its block, zeros of rows that do not exist among them.
+    __device__ __forceinline__ void finish() const { wait_for_copies<0>(); }
+};
+
+// Where words cannot be read: the next turn's rows while a lane works on this one's.
+template <typename T, typename N> struct ForwardAhead {
+    Cursor<T> x, beside;
+    ForwardRows<T, false> ahead;
+
+    static constexpr int bytes(int) { return 0; }
+    __device__ __forceinline__ ForwardAhead(const NormArguments<T>& a,
+                                            const Turns<FORWARD_ROWS>& turns, int column, int count,
+                                            int, void*)
         : x(a.x, turns.row, column, turns.step),
           beside(N::BESIDE ? a.beside : a.x, turns.row, column, turns.step) {
         fetch(a, turns, 0, count);
@@ -71,41 +131,52 @@ template <typename T, typename N, bool VECTOR> struct ForwardSource {
 #pragma unroll
         for (int u = 0; u < FORWARD_ROWS; ++u) {
             const int inside = turns.inside(turn, u, count);
-            ahead.x[u] = x.template load<VECTOR>(inside, u * turns.apart * a.x.row_stride);
+            ahead.x[u] = x.template load<false>(inside, u * turns.apart * a.x.row_stride);
             if (!N::BESIDE) continue;
             ahead.beside[u] =
-                beside.template load<VECTOR>(inside, u * turns.apart * a.beside.row_stride);
+                beside.template load<false>(inside, u * turns.apart * a.beside.row_stride);
         }
         x.advance();
         if (N::BESIDE) beside.advance();
     }
-    __device__ __forceinline__ ForwardRows<T, VECTOR> next(const NormArguments<T>& a,
-                                                           const Turns<FORWARD_ROWS>& turns,
-                                                           int turn, int count) {
-        const ForwardRows<T, VECTOR> rows = ahead;
+    __device__ __forceinline__ ForwardRows<T, false> next(const NormArguments<T>& a,
+                                                          const Turns<FORWARD_ROWS>& turns,
+                                                          int turn, int count) {
+        const ForwardRows<T, false> rows = ahead;
         fetch(a, turns, turn + 1, count);
         return rows;
     }
+    __device__ __forceinline__ void finish() const {}
+};
+
+template <typename T, typename N, bool VECTOR>
+using ForwardSource = std::conditional_t<VECTOR, ForwardRing<T, N>, ForwardAhead<T, N>>;
+
+// Shared memory of `forward_narrow`: the ring, and after it the table.
+template <typename T, typename N, bool VECTOR, int THREADS> struct ForwardLayout {
+    static constexpr bool TABLE = THREADS == TABLE_THREADS;
+    static constexpr int RING_BYTES = ForwardSource<T, N, VECTOR>::bytes(THREADS);
+    static constexpr int BYTES = RING_BYTES + (TABLE ? ActivationTable::BYTES : 0);
 };
 
 // Rows of at most 256 columns: LANES neighbouring lanes hold a row.
 template <typename T, typename N, bool VECTOR, int LANES, int THREADS>
 __global__ void __launch_bounds__(THREADS) forward_narrow(NormArguments<T> a) {
     constexpr int GROUPS = THREADS / LANES;
-    constexpr bool TABLE = THREADS == TABLE_THREADS;
-    extern __shared__ float table[];
+    using Layout = ForwardLayout<T, N, VECTOR, THREADS>;
+    extern __shared__ __align__(16) char forward_shared[];
     const int lane = threadIdx.x % LANES, column = lane * ELEMENTS;
     const int count = elements_inside(column, a.columns);
     const long long first = (long long)blockIdx.x * GROUPS * FORWARD_ROWS + threadIdx.x / LANES;
     const Turns<FORWARD_ROWS> turns(a.rows, first, GROUPS,
                                     (long long)gridDim.x * GROUPS * FORWARD_ROWS);
-    ForwardSource<T, N, VECTOR> source(a, turns, column, count);
+    ForwardSource<T, N, VECTOR> source(a, turns, column, count, THREADS, forward_shared);
     float weight[ELEMENTS];
     offset_weight(a.weight, a.weight_dtype, a.weight_stride, a.weight_offset, column, a.columns,
                   weight);
-    std::conditional_t<TABLE, SigmoidTable, ComputedSigmoids> sigmoids;
-    if constexpr (TABLE) {
-        sigmoids = SigmoidTable::fill(table);
+    std::conditional_t<Layout::TABLE, ActivationTable, ComputedActivations> activations;
+    if constexpr (Layout::TABLE) {
+        activations = ActivationTable::fill(forward_shared + Layout::RING_BYTES, a.silu);
         __syncthreads();
     }
     T* y_at = a.y + first * a.columns + column;
@@ -125,7 +196,7 @@ __global__ void __launch_bounds__(THREADS) forward_narrow(NormArguments<T> a) {
             if (lane == u && turn < turns.of[u]) *rstd_at = own;
             const int holder = threadIdx.x % 32 / FORWARD_ROWS * FORWARD_ROWS + u;
             const float rstd = FORWARD_ROWS == 1 ? own : __shfl_sync(0xffffffffu, own, holder);
-            store_forward<N, VECTOR>(a, sigmoids, y_at + u * GROUPS * a.columns,
+            store_forward<N, VECTOR>(a, activations, y_at + u * GROUPS * a.columns,
                                      turns.inside(turn, u, count), rows.x[u], rows.beside[u], rstd,
                                      weight);
         }
@@ -133,17 +204,19 @@ __global__ void __launch_bounds__(THREADS) forward_narrow(NormArguments<T> a) {
         if (N::RESIDUAL) sum_at += turns.step * a.columns;
         rstd_at += turns.step;
     }
+    source.finish();
 }
 
 // Rows of 257 to 8192 columns: a block holds FORWARD_ROWS rows, a warp one chunk of each.
 template <typename T, typename N, bool VECTOR, int THREADS>
 __global__ void __launch_bounds__(THREADS) forward_wide(NormArguments<T> a) {
+    extern __shared__ __align__(16) char forward_shared[];
     __shared__ ChunkSums<THREADS / 32, FORWARD_ROWS> chunks;
     const int column = threadIdx.x * ELEMENTS;
     const int count = elements_inside(column, a.columns);
     const long long first = (long long)blockIdx.x * FORWARD_ROWS;
     const Turns<FORWARD_ROWS> turns(a.rows, first, 1, (long long)gridDim.x * FORWARD_ROWS);
-    ForwardSource<T, N, VECTOR> source(a, turns, column, count);
+    ForwardSource<T, N, VECTOR> source(a, turns, column, count, blockDim.x, forward_shared);
     float weight[ELEMENTS];
     offset_weight(a.weight, a.weight_dtype, a.weight_stride, a.weight_offset, column, a.columns,
                   weight);
@@ -161,7 +234,7 @@ __global__ void __launch_bounds__(THREADS) forward_wide(NormArguments<T> a) {
         for (int u = 0; u < FORWARD_ROWS; ++u) {
             if (threadIdx.x == u && turn < turns.of[u]) *rstd_at = own;
             const float rstd = FORWARD_ROWS == 1 ? own : __shfl_sync(0xffffffffu, own, u);
-            store_forward<N, VECTOR>(a, ComputedSigmoids(), y_at + u * a.columns,
+            store_forward<N, VECTOR>(a, ComputedActivations(), y_at + u * a.columns,
                                      turns.inside(turn, u, count), rows.x[u], rows.beside[u], rstd,
                                      weight);
         }
@@ -169,6 +242,7 @@ __global__ void __launch_bounds__(THREADS) forward_wide(NormArguments<T> a) {
         if (N::RESIDUAL) sum_at += turns.step * a.columns;
         rstd_at += turns.step;
     }
+    source.finish();
 }
 
 // Eight elements of what the norm reads in a long row.
@@ -210,7 +284,7 @@ __global__ void __launch_bounds__(WIDE_WARPS * 32) forward_long(NormArguments<T>
             if (N::GATED) gate = Cursor<T>(a.beside, row, column, 0).template load<false>(count);
             offset_weight(a.weight, a.weight_dtype, a.weight_stride, a.weight_offset, column,
                           a.columns, weight);
-            store_forward<N, false>(a, ComputedSigmoids(), a.y + row * a.columns + column, count, x,
+            store_forward<N, false>(a, ComputedActivations(), a.y + row * a.columns + column, count, x,
                                     gate, rstd, weight);
         }
         if (threadIdx.x == 0) a.rstd_out[row] = rstd;

@@ -19,13 +19,17 @@ template <typename T, typename N, bool VECTOR, int LANES, int THREADS = NARROW_T
 cudaError_t forward_narrow_launch(const NormArguments<T>& a, int device, cudaStream_t stream) {
     if constexpr (MAY_HAVE_TABLE<T, N, VECTOR> && THREADS != TABLE_THREADS) {
         if (a.rows >= TABLE_ROWS) {
-            return forward_narrow_launch<T, N, VECTOR, LANES, TABLE_THREADS>(a, device, stream);
+            const cudaError_t status =
+                forward_narrow_launch<T, N, VECTOR, LANES, TABLE_THREADS>(a, device, stream);
+            // Not every device has the shared memory for a table.
+            if (status != cudaErrorLaunchOutOfResources) return status;
         }
     }
     constexpr auto kernel = forward_narrow<T, N, VECTOR, LANES, THREADS>;
-    constexpr int bytes = THREADS == TABLE_THREADS ? SigmoidTable::BYTES : 0;
+    constexpr int bytes = ForwardLayout<T, N, VECTOR, THREADS>::BYTES;
     const long long work = ceil_divide(a.rows, THREADS / LANES * FORWARD_ROWS);
     const int blocks = grid_size<kernel>(THREADS, bytes, device, work);
+    if (blocks == 0) return cudaErrorLaunchOutOfResources;
     kernel<<<blocks, THREADS, bytes, stream>>>(a);
     return cudaGetLastError();
 }
@@ -33,9 +37,10 @@ cudaError_t forward_narrow_launch(const NormArguments<T>& a, int device, cudaStr
 template <typename T, typename N, bool VECTOR, int THREADS>
 cudaError_t forward_wide_launch(const NormArguments<T>& a, int device, cudaStream_t stream) {
     constexpr auto kernel = forward_wide<T, N, VECTOR, THREADS>;
-    const int threads = wide_threads(a.columns);
-    const long long work = ceil_divide(a.rows, FORWARD_ROWS);
-    kernel<<<grid_size<kernel>(threads, 0, device, work), threads, 0, stream>>>(a);
+    const int threads = wide_threads(a.columns), bytes = ForwardSource<T, N, VECTOR>::bytes(threads);
+    const int blocks = grid_size<kernel>(threads, bytes, device, ceil_divide(a.rows, FORWARD_ROWS));
+    if (blocks == 0) return cudaErrorLaunchOutOfResources;
+    kernel<<<blocks, threads, bytes, stream>>>(a);
     return cudaGetLastError();
 }
 

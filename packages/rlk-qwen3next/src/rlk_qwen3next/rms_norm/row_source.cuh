@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // How the backward gets a lane's share of one row after another, ahead of its use.
 #pragma once
-#include <cuda_pipeline.h>
-
 #include <type_traits>
 
+#include "rlk_qwen3next/rms_norm/copies.cuh"
 #include "rlk_qwen3next/rms_norm/device_cuda.cuh"
 
 namespace rlk {
@@ -66,49 +65,32 @@ template <typename T, typename N, int AHEAD> struct RowRing {
           threads(threads), stage(0) {
         for (int s = 0; s < STAGES; ++s) fetch(s);
     }
-    // A row that does not exist is zeros, and nothing is read.
-    __device__ __forceinline__ void copy(const T* from, uint4* to, bool exists) const {
-#pragma unroll
-        for (int w = 0; w < WORDS; ++w) {
-            __pipeline_memcpy_async(to + w * threads, reinterpret_cast<const uint4*>(from) + w,
-                                    sizeof(uint4), exists ? 0 : sizeof(uint4));
-        }
-    }
     __device__ __forceinline__ void fetch(int s) {
         uint4* to = words + s * TURN_ROWS * ROW_WORDS * threads;
         float* rstd_to = rstds + s * TURN_ROWS * threads;
 #pragma unroll
         for (int u = 0; u < TURN_ROWS; ++u, to += ROW_WORDS * threads, rstd_to += threads) {
             const bool exists = cursor.turns.inside(cursor.turn, u, cursor.count) > 0;
-            copy(cursor.dy.at + u * cursor.dy_apart, to, exists);
-            copy(cursor.x.at + u * cursor.x_apart, to + WORDS * threads, exists);
+            copy_eight(cursor.dy.at + u * cursor.dy_apart, to, threads, exists);
+            copy_eight(cursor.x.at + u * cursor.x_apart, to + WORDS * threads, threads, exists);
             if (N::BESIDE) {
-                copy(cursor.beside.at + u * cursor.beside_apart, to + 2 * WORDS * threads, exists);
+                copy_eight(cursor.beside.at + u * cursor.beside_apart, to + 2 * WORDS * threads,
+                           threads, exists);
             }
-            __pipeline_memcpy_async(rstd_to, cursor.rstd + u * cursor.rstd_apart, sizeof(float),
-                                    exists ? 0 : sizeof(float));
+            copy_or_zero<sizeof(float)>(rstd_to, cursor.rstd + u * cursor.rstd_apart, exists);
         }
         cursor.advance();
         __pipeline_commit();
     }
-    __device__ __forceinline__ Packed<T> read(const uint4* from) const {
-        Packed<T> packed;
-        uint4* to = reinterpret_cast<uint4*>(&packed);
-#pragma unroll
-        for (int w = 0; w < WORDS; ++w) to[w] = from[w * threads];
-        return packed;
-    }
     // The rows in front, whose place is then given to those STAGES turns later.
     __device__ __forceinline__ void next(int turn, BackwardRow<T> (&rows)[TURN_ROWS]) {
-        __pipeline_wait_prior(STAGES - 1);
-        // The wait alone does not keep the compiler from loading before it.
-        asm volatile("" ::: "memory");
+        wait_for_copies<STAGES - 1>();
         const uint4* from = words + stage * TURN_ROWS * ROW_WORDS * threads;
 #pragma unroll
         for (int u = 0; u < TURN_ROWS; ++u, from += ROW_WORDS * threads) {
-            rows[u].dy = read(from);
-            rows[u].x = read(from + WORDS * threads);
-            if (N::BESIDE) rows[u].beside = read(from + 2 * WORDS * threads);
+            rows[u].dy = copied_eight<T>(from, threads);
+            rows[u].x = copied_eight<T>(from + WORDS * threads, threads);
+            if (N::BESIDE) rows[u].beside = copied_eight<T>(from + 2 * WORDS * threads, threads);
             rows[u].rstd = rstds[(stage * TURN_ROWS + u) * threads];
         }
         fetch(stage);
@@ -116,7 +98,7 @@ template <typename T, typename N, int AHEAD> struct RowRing {
     }
     // After the last turn: no copy is on its way, zeros of rows that do not exist among them, and
     // other things may take the ring's place.
-    __device__ __forceinline__ void finish() const { __pipeline_wait_prior(0); }
+    __device__ __forceinline__ void finish() const { wait_for_copies<0>(); }
 };
 
 // Where a ring does not fit or words cannot be read: rows are loaded when they are needed.
