@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The exact sums of samples that several blocks share: what a block adds of its part of the tokens,
 // and the passes before and after, which write zeros and round.
+// check_ptx: allow atom.global.add.f64 (exact, or the column is summed again: no order can matter)
 #pragma once
 #include "rlk/cuda/early.cuh"
 #include "rlk_qwenimage/layer_norm_modulate/token_source.cuh"
