@@ -113,7 +113,8 @@ template <typename T, typename N> struct ForwardRing {
     __device__ __forceinline__ void finish() const { wait_for_copies<0>(); }
 };
 
-// Where words cannot be read: the next turn's rows while a lane works on this one's.
+// Where a ring does not fit or words cannot be read: the next turn's rows while a lane works on this
+// one's.
 template <typename T, typename N> struct ForwardAhead {
     Cursor<T> x, beside;
     ForwardRows<T, false> ahead;

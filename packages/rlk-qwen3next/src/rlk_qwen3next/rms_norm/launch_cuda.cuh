@@ -78,8 +78,12 @@ cudaError_t norm_forward(const NormArguments<T>& a, int device, cudaStream_t str
                       : forward_wide_launch<T, N, false, 256>(a, device, stream);
     }
     if (a.columns <= WIDE_WARPS * CHUNK) {
-        return vector ? forward_wide_launch<T, N, true, 1024>(a, device, stream)
-                      : forward_wide_launch<T, N, false, 1024>(a, device, stream);
+        if (vector) {
+            const cudaError_t status = forward_wide_launch<T, N, true, 1024>(a, device, stream);
+            // Where the rows on their way do not fit, they are read by elements.
+            if (status != cudaErrorLaunchOutOfResources) return status;
+        }
+        return forward_wide_launch<T, N, false, 1024>(a, device, stream);
     }
     return long_launch(forward_long<T, N>, a, device, stream);
 }
@@ -211,6 +215,8 @@ cudaError_t norm_backward(const NormArguments<T>& a, int device, cudaStream_t st
 // 99 KB: the least that a block may take on a device from sm_80 on.
 static_assert(NarrowLayout<float, Gated, false, 32, NARROW_THREADS>::BYTES <= 99 * 1024,
               "sums of a block without a ring fit every device");
+static_assert(ForwardRing<float, Gated>::bytes(NARROW_THREADS) <= 99 * 1024,
+              "rows on their way to a block of as many threads fit every device");
 
 // The operands that all norms have, from the struct of a forward call.
 template <typename T, typename Call> NormArguments<T> forward_arguments(const Call& a) {
