@@ -55,7 +55,7 @@ template <typename T> struct NormArguments {
     }
 };
 
-// Rows that a lane works on at once. 1 in forward: the next is loaded meanwhile.
+// Rows that a lane works on at once. 1 in forward: the next are loaded meanwhile.
 constexpr int FORWARD_ROWS = 1;
 // 2 in backward: more in flight, and the steps that a row takes once (trees, quotient, barrier) are
 // shared.

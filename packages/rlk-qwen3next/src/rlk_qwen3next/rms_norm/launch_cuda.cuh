@@ -8,7 +8,7 @@ namespace rlk {
 
 inline int wide_threads(int columns) { return 32 * (int)ceil_divide(columns, CHUNK); }
 
-// 16 384: rows from which a table of sigmoids takes less time to fill than it saves.
+// 16 384: rows from which a table of activations takes less time to fill than it saves.
 constexpr long long TABLE_ROWS = 16384;
 
 // A table holds BF16 values, and is looked up by the words that a row is read by.
