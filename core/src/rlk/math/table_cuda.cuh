@@ -68,7 +68,15 @@ __device__ __forceinline__ float near_sigmoid(float x) {
   return reciprocal_in_range(one_plus_exp_negated_near(x));
 }
 
-// What has no entry: zeros, and ends of the range. Functions of their own, so that loops stay short.
+// What has no entry: zeros, and ends of the range. Functions of their own, so that loops stay short. Of
+// +0 alone, with which batches are padded, the first value is that of all.
+__device__ __forceinline__ bool is_padding(const Packed<__nv_bfloat16>& packed) {
+  const uint32_t* words = reinterpret_cast<const uint32_t*>(&packed);
+  uint32_t any = 0;
+#pragma unroll
+  for (int i = 0; i < ELEMENTS / 2; ++i) any |= words[i];
+  return any == 0;
+}
 struct FoundPair {
   float act[ELEMENTS], derivative[ELEMENTS];
 };
@@ -76,8 +84,14 @@ static __device__ __noinline__ FoundPair far_pairs(Packed<__nv_bfloat16> packed,
   FoundPair found;
   float z[ELEMENTS];
   unpack(packed, z);
+  const bool padding = is_padding(packed);
 #pragma unroll 1
   for (int i = 0; i < ELEMENTS; ++i) {
+    if (padding && i > 0) {
+      found.act[i] = found.act[0];
+      found.derivative[i] = found.derivative[0];
+      continue;
+    }
     const float x[1] = {z[i]}, s[1] = {z[i] == 0.0f ? 0.5f : sigmoid(z[i])};
     float act[1], derivative[1];
     activations(x, s, is_silu, act);
@@ -92,8 +106,13 @@ static __device__ __noinline__ Values<ELEMENTS> far_activations(Packed<__nv_bflo
   Values<ELEMENTS> found;
   float z[ELEMENTS];
   unpack(packed, z);
+  const bool padding = is_padding(packed);
 #pragma unroll 1
   for (int i = 0; i < ELEMENTS; ++i) {
+    if (padding && i > 0) {
+      found.at[i] = found.at[0];
+      continue;
+    }
     const float s = z[i] == 0.0f ? 0.5f : sigmoid(z[i]);
     found.at[i] = is_silu ? silu(z[i], s) : s;
   }
