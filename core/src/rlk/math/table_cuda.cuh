@@ -50,6 +50,10 @@ struct TableIndex {
     }
     inside = (any & 0x10001u * (0x10000u - ENTRIES)) == 0;
   }
+  // The index of one value; ENTRIES or more where there is no entry.
+  static __device__ __forceinline__ uint32_t of(uint32_t pattern) {
+    return ((pattern * 2 - 2 * LOWEST) & 0xfffeu) | pattern >> 15;
+  }
   // Bytes from the start of a table to the entry of value i.
   template <int ENTRY_BYTES> __device__ __forceinline__ uint32_t offset(int i) const {
     return __dp2a_lo(pairs[i / 2], i % 2 == 0 ? (uint32_t)ENTRY_BYTES : ENTRY_BYTES << 8, 0u);
@@ -64,12 +68,7 @@ struct TableIndex {
   }
 };
 
-__device__ __forceinline__ float near_sigmoid(float x) {
-  return reciprocal_in_range(one_plus_exp_negated_near(x));
-}
-
-// What has no entry: zeros, and ends of the range. Functions of their own, so that loops stay short. Of
-// +0 alone, with which batches are padded, the first value is that of all.
+// Whether all eight are +0, with which batches are padded.
 __device__ __forceinline__ bool is_padding(const Packed<__nv_bfloat16>& packed) {
   const uint32_t* words = reinterpret_cast<const uint32_t*>(&packed);
   uint32_t any = 0;
@@ -77,128 +76,128 @@ __device__ __forceinline__ bool is_padding(const Packed<__nv_bfloat16>& packed) 
   for (int i = 0; i < ELEMENTS / 2; ++i) any |= words[i];
   return any == 0;
 }
-struct FoundPair {
-  float act[ELEMENTS], derivative[ELEMENTS];
+
+__device__ __forceinline__ float near_sigmoid(float x) {
+  return reciprocal_in_range(one_plus_exp_negated_near(x));
+}
+
+// What has no entry: zeros, and ends of the range. One step for each value, so that it stays short.
+template <typename Entry> struct FarValues {
+  Entry at[ELEMENTS];
 };
-static __device__ __noinline__ FoundPair far_pairs(Packed<__nv_bfloat16> packed, bool is_silu) {
-  FoundPair found;
-  float z[ELEMENTS];
-  unpack(packed, z);
-  const bool padding = is_padding(packed);
+template <typename Entry>
+static __device__ __noinline__ FarValues<Entry> far_values(Packed<__nv_bfloat16> packed,
+                                                           const char* entries, bool is_silu) {
+  FarValues<Entry> found;
 #pragma unroll 1
   for (int i = 0; i < ELEMENTS; ++i) {
-    if (padding && i > 0) {
-      found.act[i] = found.act[0];
-      found.derivative[i] = found.derivative[0];
+    const float z = to_float(packed.value[i]);
+    const uint32_t index = TableIndex::of(__float_as_uint(z) >> 16);
+    if (index < TableIndex::ENTRIES) {
+      found.at[i] = reinterpret_cast<const Entry*>(entries)[index];
       continue;
     }
-    const float x[1] = {z[i]}, s[1] = {z[i] == 0.0f ? 0.5f : sigmoid(z[i])};
+    found.at[i] = Entry::of(z, z == 0.0f ? 0.5f : sigmoid(z), is_silu);
+  }
+  return found;
+}
+
+// An activation.
+struct ActivationEntry {
+  float act;
+
+  static __device__ __forceinline__ ActivationEntry of(float z, float sigmoid, bool is_silu) {
+    const float x[1] = {z}, s[1] = {sigmoid};
+    float act[1];
+    activations(x, s, is_silu, act);
+    return {act[0]};
+  }
+};
+
+// The same with its derivative.
+struct alignas(8) DerivativeEntry {
+  float act, derivative;
+
+  static __device__ __forceinline__ DerivativeEntry of(float z, float sigmoid, bool is_silu) {
+    const float x[1] = {z}, s[1] = {sigmoid};
     float act[1], derivative[1];
     activations(x, s, is_silu, act);
     derivatives(x, s, is_silu, derivative);
-    found.act[i] = act[0];
-    found.derivative[i] = derivative[0];
+    return {act[0], derivative[0]};
   }
-  return found;
-}
-static __device__ __noinline__ Values<ELEMENTS> far_activations(Packed<__nv_bfloat16> packed,
-                                                                bool is_silu) {
-  Values<ELEMENTS> found;
-  float z[ELEMENTS];
-  unpack(packed, z);
-  const bool padding = is_padding(packed);
-#pragma unroll 1
-  for (int i = 0; i < ELEMENTS; ++i) {
-    if (padding && i > 0) {
-      found.at[i] = found.at[0];
-      continue;
-    }
-    const float s = z[i] == 0.0f ? 0.5f : sigmoid(z[i]);
-    found.at[i] = is_silu ? silu(z[i], s) : s;
-  }
-  return found;
-}
+};
 
-// Activations. A barrier comes between `fill` and the first use. `exists` says of zeros whether they
-// were read: lanes beyond a row, which have others, would call for their values in every turn.
-struct ActivationTable {
-  static constexpr int BYTES = TableIndex::ENTRIES * (int)sizeof(float);
+// A barrier comes between `fill` and the first use.
+template <typename Entry> struct Table {
+  static constexpr int BYTES = TableIndex::ENTRIES * (int)sizeof(Entry);
 
-  const char* values;
+  const char* entries;
 
-  static __device__ __forceinline__ ActivationTable fill(void* shared, bool is_silu) {
-    float* at = static_cast<float*>(shared);
-    TableIndex::for_each([&](int i, float z) {
-      const float s = near_sigmoid(z);
-      at[i] = is_silu ? silu(z, s) : s;
-    });
+  static __device__ __forceinline__ Table fill(void* shared, bool is_silu) {
+    Entry* at = static_cast<Entry*>(shared);
+    TableIndex::for_each(
+        [&](int i, float z) { at[i] = Entry::of(z, near_sigmoid(z), is_silu); });
     return {static_cast<const char*>(shared)};
   }
-  __device__ __forceinline__ void find(const Packed<__nv_bfloat16>& packed, bool exists, bool is_silu,
-                                       float (&act)[ELEMENTS]) const {
+  // `store(i, entry)` for each value.
+  template <typename Store>
+  __device__ __forceinline__ void find(const Packed<__nv_bfloat16>& packed, bool is_silu,
+                                       Store store) const {
     const TableIndex index(packed);
     if (index.inside) {
 #pragma unroll
       for (int i = 0; i < ELEMENTS; ++i) {
-        act[i] = *reinterpret_cast<const float*>(values + index.offset<sizeof(float)>(i));
+        store(i, *reinterpret_cast<const Entry*>(entries + index.offset<sizeof(Entry)>(i)));
       }
-    } else if (exists) {
-      const Values<ELEMENTS> far = far_activations(packed, is_silu);
+    } else if (is_padding(packed)) {
+      const Entry of_zero = Entry::of(0.0f, 0.5f, is_silu);
 #pragma unroll
-      for (int i = 0; i < ELEMENTS; ++i) act[i] = far.at[i];
+      for (int i = 0; i < ELEMENTS; ++i) store(i, of_zero);
     } else {
+      const FarValues<Entry> far = far_values<Entry>(packed, entries, is_silu);
 #pragma unroll
-      for (int i = 0; i < ELEMENTS; ++i) act[i] = 0.0f;
+      for (int i = 0; i < ELEMENTS; ++i) store(i, far.at[i]);
     }
   }
 };
 
-// The same with their derivatives.
-struct DerivativeTable {
-  static constexpr int BYTES = TableIndex::ENTRIES * (int)sizeof(float2);
+struct ActivationTable {
+  using Entries = Table<ActivationEntry>;
+  static constexpr int BYTES = Entries::BYTES;
 
-  const char* values;
+  Entries table;
+
+  static __device__ __forceinline__ ActivationTable fill(void* shared, bool is_silu) {
+    return {Entries::fill(shared, is_silu)};
+  }
+  __device__ __forceinline__ void find(const Packed<__nv_bfloat16>& packed, bool is_silu,
+                                       float (&act)[ELEMENTS]) const {
+    table.find(packed, is_silu, [&](int i, ActivationEntry entry) { act[i] = entry.act; });
+  }
+};
+
+struct DerivativeTable {
+  using Entries = Table<DerivativeEntry>;
+  static constexpr int BYTES = Entries::BYTES;
+
+  Entries table;
 
   static __device__ __forceinline__ DerivativeTable fill(void* shared, bool is_silu) {
-    float2* at = static_cast<float2*>(shared);
-    TableIndex::for_each([&](int i, float z) {
-      const float x[1] = {z}, s[1] = {near_sigmoid(z)};
-      float act[1], derivative[1];
-      activations(x, s, is_silu, act);
-      derivatives(x, s, is_silu, derivative);
-      at[i] = {act[0], derivative[0]};
-    });
-    return {static_cast<const char*>(shared)};
+    return {Entries::fill(shared, is_silu)};
   }
-  __device__ __forceinline__ void find(const Packed<__nv_bfloat16>& packed, bool exists, bool is_silu,
+  __device__ __forceinline__ void find(const Packed<__nv_bfloat16>& packed, bool is_silu,
                                        float (&act)[ELEMENTS], float (&derivative)[ELEMENTS]) const {
-    const TableIndex index(packed);
-    if (index.inside) {
-#pragma unroll
-      for (int i = 0; i < ELEMENTS; ++i) {
-        const float2 entry =
-            *reinterpret_cast<const float2*>(values + index.offset<sizeof(float2)>(i));
-        act[i] = entry.x;
-        derivative[i] = entry.y;
-      }
-    } else if (exists) {
-      const FoundPair far = far_pairs(packed, is_silu);
-#pragma unroll
-      for (int i = 0; i < ELEMENTS; ++i) {
-        act[i] = far.act[i];
-        derivative[i] = far.derivative[i];
-      }
-    } else {
-#pragma unroll
-      for (int i = 0; i < ELEMENTS; ++i) act[i] = derivative[i] = 0.0f;
-    }
+    table.find(packed, is_silu, [&](int i, DerivativeEntry entry) {
+      act[i] = entry.act;
+      derivative[i] = entry.derivative;
+    });
   }
 };
 
 // Where there is no table.
 struct ComputedActivations {
   template <typename T>
-  __device__ __forceinline__ void find(const Packed<T>& packed, bool, bool is_silu,
+  __device__ __forceinline__ void find(const Packed<T>& packed, bool is_silu,
                                        float (&act)[ELEMENTS]) const {
     float z[ELEMENTS], s[ELEMENTS];
     unpack(packed, z);
@@ -206,7 +205,7 @@ struct ComputedActivations {
     activations(z, s, is_silu, act);
   }
   template <typename T>
-  __device__ __forceinline__ void find(const Packed<T>& packed, bool, bool is_silu,
+  __device__ __forceinline__ void find(const Packed<T>& packed, bool is_silu,
                                        float (&act)[ELEMENTS], float (&derivative)[ELEMENTS]) const {
     float z[ELEMENTS], s[ELEMENTS];
     unpack(packed, z);

@@ -58,9 +58,9 @@ __device__ float looked_up(Table table, const MathTestTable& a, int place, uint3
     }
     float act[rlk::ELEMENTS], derivative[rlk::ELEMENTS];
     if constexpr (std::is_same_v<Table, rlk::DerivativeTable>) {
-        table.find(packed, true, a.silu != 0, act, derivative);
+        table.find(packed, a.silu != 0, act, derivative);
     } else {
-        table.find(packed, true, a.silu != 0, act);
+        table.find(packed, a.silu != 0, act);
     }
     float value = 0.0f;
     for (int i = 0; i < rlk::ELEMENTS; ++i) {

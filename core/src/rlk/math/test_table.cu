@@ -13,6 +13,11 @@ extern "C" void table_entries(int threads, float* entries) {
 
 extern "C" int table_size() { return rlk::TableIndex::ENTRIES; }
 
+// Which entry each of `count` patterns has by itself.
+extern "C" void table_single_places(const uint16_t* patterns, long long count, int* entries) {
+    for (long long i = 0; i < count; ++i) entries[i] = (int)rlk::TableIndex::of(patterns[i]);
+}
+
 // For each of `count` times eight patterns whether all eight have an entry, and which, by the bytes
 // to it.
 extern "C" void table_places(const uint16_t* patterns, long long count, int* inside, int* entries,

@@ -73,6 +73,17 @@ def test_entries_every_bf16_input_at_every_place_is_that_of_its_value(
             assert torch.equal(pairs[found], 2 * singles[found])
 
 
+def test_entry_every_bf16_input_alone_is_that_among_others(library: ctypes.CDLL) -> None:
+    table = torch.full((library.table_size(),), torch.nan)
+    library.table_entries(512, pointer(table))
+    patterns = torch.arange(1 << 16).to(torch.uint16)
+    entries = torch.zeros(1 << 16, dtype=torch.int32)
+    library.table_single_places(pointer(patterns), ctypes.c_longlong(1 << 16), pointer(entries))
+    found = has_entry(torch.arange(1 << 16))
+    assert torch.equal(entries < library.table_size(), found)
+    assert_same_bits(table[entries[found].long()], every_bf16()[found], "entries")
+
+
 def around(hard: tuple[str, ...], first: float) -> torch.Tensor:
     """Inputs of two binades from `first` on: drawn ones, both ends of each, and hard ones."""
     start = torch.tensor(first).view(torch.int32)

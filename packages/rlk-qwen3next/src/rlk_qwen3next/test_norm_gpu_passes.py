@@ -22,7 +22,7 @@ NAMES = ("rms_norm", "rms_norm_gated", "rms_norm_residual")
 COLUMNS = (8, 100, 128, 256, 300, 2048, 4096, 8200)
 # Around the rows of one turn and of one block, and from where on a gate has a table.
 FEW = (1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129)
-FROM_TABLE = 16384
+FROM_TABLE = 65536
 CALLS = 40
 
 

@@ -108,9 +108,10 @@ static __global__ void __launch_bounds__(COMBINE_THREADS)
     ColumnTotal total;
     __syncthreads();
     wait_for_first_pass();
-    // Parts are a power of two, as threads are: a thread has the same one of each of its blocks.
-    const int part = thread % partials.parts, apart = STEP / partials.parts;
-    const int own = thread / partials.parts;
+    // Parts are a power of two, as threads are: a thread has the same one of each of its blocks. By
+    // shifts: a division takes longer than a block's partial.
+    const int bits = 31 - __clz(partials.parts);
+    const int part = thread & (partials.parts - 1), apart = STEP >> bits, own = thread >> bits;
     int all_found = 0;
     for (int block = own; block < blocks && inside; block += TOGETHER * apart) {
         int found[TOGETHER];
@@ -130,6 +131,8 @@ static __global__ void __launch_bounds__(COMBINE_THREADS)
         bool lost = false;
 #pragma unroll
         for (int i = 0; i < TOGETHER; ++i) {
+            // Of few blocks, instructions that do nothing would still be fetched from far away.
+            if (block + i * apart >= blocks) break;
             all_found |= found[i];
             lost |= total.add_to_levels(level[0][i]) != 0.0;
             lost |= total.add_to_levels(level[1][i]) != 0.0;

@@ -65,12 +65,23 @@ struct WindowSums : ColumnSums<COLUMNS, Rest> {
         }
 #pragma unroll
         for (int u = 0; u < ROWS; ++u) {
-            Values<COLUMNS> row;
-#pragma unroll
-            for (int i = 0; i < COLUMNS; ++i) row.at[i] = terms[u][i];
-            *this = sifted(*this, row, lost, column);
-            --left;
+            add_row(terms[u], lost, column);
         }
+    }
+    // Of rows that are not all taken, one by one: what is slow is for few of them.
+    __device__ __forceinline__ void add_row(const float (&terms)[COLUMNS], Rest lost,
+                                            long long column) {
+        float one[1][COLUMNS];
+        Values<COLUMNS> row;
+#pragma unroll
+        for (int i = 0; i < COLUMNS; ++i) one[0][i] = row.at[i] = terms[i];
+        if (takes_all<true>(one)) {
+#pragma unroll
+            for (int i = 0; i < COLUMNS; ++i) level[i] = __dadd_rn(level[i], (double)terms[i]);
+        } else {
+            *this = sifted(*this, row, lost, column);
+        }
+        --left;
     }
     __device__ __forceinline__ bool takes(float term) const {
         return (fabsf(term) >= least) & (fabsf(term) < most);

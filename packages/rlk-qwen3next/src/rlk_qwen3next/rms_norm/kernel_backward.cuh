@@ -23,7 +23,7 @@ __device__ __forceinline__ BackwardTerms backward_terms(const NormArguments<T>& 
                                                         const BackwardRow<T>& r, int inside,
                                                         const float (&weight)[ELEMENTS]) {
     float dy[ELEMENTS], x[ELEMENTS], act[ELEMENTS], derivative[ELEMENTS];
-    if (N::GATED) activations.find(r.beside, inside > 0, a.silu, act, derivative);
+    if (N::GATED) activations.find(r.beside, a.silu, act, derivative);
     unpack(r.dy, dy);
     unpack(r.x, x);
     BackwardTerms t;
@@ -183,7 +183,7 @@ __global__ void __launch_bounds__(THREADS, 512 / THREADS) backward_narrow(NormAr
 
 // Longer blocks have no room for a ring.
 template <typename T, typename N, bool VECTOR, int THREADS>
-using WideSource = RowSource<T, N, VECTOR, THREADS <= 256 ? ROWS_AHEAD<T> : 0>;
+using WideSource = RowSource<T, N, VECTOR, THREADS <= 384 ? ROWS_AHEAD<T> : 0>;
 
 // Rows of 257 to 8192 columns: a block holds TURN_ROWS rows, a thread always the same 8 columns.
 template <typename T, typename N, bool VECTOR, int THREADS, int BLOCKS>

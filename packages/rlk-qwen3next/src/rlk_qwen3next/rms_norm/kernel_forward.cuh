@@ -21,7 +21,7 @@ __device__ __forceinline__ void store_forward(const NormArguments<T>& a, Activat
                                               const Packed<T>& gate, float rstd,
                                               const float (&weight)[ELEMENTS]) {
     float x[ELEMENTS], y[ELEMENTS], act[ELEMENTS];
-    if (N::GATED) activations.find(gate, count > 0, a.silu, act);
+    if (N::GATED) activations.find(gate, a.silu, act);
     unpack(row, x);
 #pragma unroll
     for (int i = 0; i < ELEMENTS; ++i) {
@@ -57,8 +57,8 @@ template <typename T, bool VECTOR> struct ForwardRows {
 
 // Turns on their way: a thread copies its own share of the next rows to shared memory.
 template <typename T, typename N> struct ForwardRing {
-    // 4: turns of 2-byte elements on their way; 2 of FP32, the same bytes in flight.
-    static constexpr int STAGES = sizeof(T) == 2 ? 4 : 2;
+    // 2: turns on their way. With 4, fewer blocks fit a processor, and it takes longer.
+    static constexpr int STAGES = 2;
     static constexpr int WORDS = Packed<T>::WORDS;
     static constexpr int ROW_WORDS = (N::BESIDE ? 2 : 1) * WORDS;
 

@@ -8,8 +8,8 @@ namespace rlk {
 
 inline int wide_threads(int columns) { return 32 * (int)ceil_divide(columns, CHUNK); }
 
-// 16 384: rows from which a table of activations takes less time to fill than it saves.
-constexpr long long TABLE_ROWS = 16384;
+// Rows from which a table of activations takes less time to fill than it saves.
+constexpr long long TABLE_ROWS = 65536, BACKWARD_TABLE_ROWS = 16384;
 
 // A table holds BF16 values, and is looked up by the words that a row is read by.
 template <typename T, typename N, bool VECTOR>
@@ -104,7 +104,7 @@ template <typename T, typename N, bool VECTOR, int LANES, int THREADS = NARROW_T
 cudaError_t backward_narrow_launch(NormArguments<T> a, int device, cudaStream_t stream,
                                    long long* workspace) {
     if constexpr (MAY_HAVE_TABLE<T, N, VECTOR> && THREADS != BACKWARD_TABLE_THREADS) {
-        if (a.rows >= TABLE_ROWS) {
+        if (a.rows >= BACKWARD_TABLE_ROWS) {
             const cudaError_t status =
                 backward_narrow_launch<T, N, VECTOR, LANES, BACKWARD_TABLE_THREADS>(
                     a, device, stream, workspace);
@@ -183,6 +183,12 @@ cudaError_t backward_launch(const NormArguments<T>& a, int device, cudaStream_t 
     }
     if (a.columns <= 8 * CHUNK) {
         return backward_wide_launch<T, N, VECTOR, 256, 2>(a, device, stream, workspace);
+    }
+    if (VECTOR && a.columns <= 12 * CHUNK) {
+        const cudaError_t status =
+            backward_wide_launch<T, N, VECTOR, 384, 1>(a, device, stream, workspace);
+        // Not every device has the shared memory for its ring.
+        if (status != cudaErrorLaunchOutOfResources) return status;
     }
     if (a.columns <= 16 * CHUNK) {
         return backward_wide_launch<T, N, VECTOR, 512, 1>(a, device, stream, workspace);
