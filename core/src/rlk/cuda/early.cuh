@@ -14,6 +14,12 @@ __device__ __forceinline__ void wait_for_first_pass() {
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
+// Before the wait, so that the compiler does not work out an address after it. Reads nothing.
+__device__ __forceinline__ void prefetch(const void* address) {
+#ifdef __CUDA_ARCH__
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
+#endif
+}
 __device__ __forceinline__ void let_second_pass_start() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");

@@ -73,7 +73,7 @@ def test_order_gate_sums_that_lose_what_one_double_does_not_hold_are_red(kernels
 
 def test_order_gate_samples_that_get_the_sums_of_the_first_are_red(kernels):
     # Of samples whose sums several blocks add to.
-    kernels.plant("part_sums.cuh", "joint.at(of, sum, place);", "joint.at(0, sum, place);")
+    kernels.plant("part_sums.cuh", "joint.at(of, 0, sum, place);", "joint.at(0, 0, sum, place);")
     green, red, output = kernels.run_gates("float32", "gradient_accuracy", "backend_equal")
     assert not green
     assert red == {"backend_equal dscale", "backend_equal dshift"}, output

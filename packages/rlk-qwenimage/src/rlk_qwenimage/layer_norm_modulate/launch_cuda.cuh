@@ -120,8 +120,8 @@ cudaError_t backward_wide_launch(Arguments<T> a, void* memory, int device, cudaS
         const long long units = plan.samples * plan.parts;
         const Division division{first, (int)plan.samples, (int)plan.parts, (int)plan.per};
         first += plan.samples;
-        const JointSums joint(memory, a.columns, plan.shared ? sums : 0);
-        const long long doubles = JointSums::doubles(plan.samples, a.columns, joint.sums);
+        const JointSums joint(memory, a.columns, plan.shared ? sums : 0, plan.parts);
+        const long long doubles = joint.doubles(plan.samples);
         if (workspace != nullptr) {
             if (plan.shared) *workspace = doubles * (long long)sizeof(double);
             continue;
@@ -137,8 +137,8 @@ cudaError_t backward_wide_launch(Arguments<T> a, void* memory, int device, cudaS
         error = launch_kernel<kernel>(plan.shared, grid, threads, bytes, device, stream, a, division,
                                       joint);
         if (error == cudaSuccess && plan.shared) {
-            const dim3 sums_of((unsigned)(joint.columns / 32), (unsigned)(plan.samples * sums));
-            error = launch_kernel<round_sums<T>>(true, sums_of, COMBINE_WARPS * 32, 0, device,
+            const dim3 sums_of((unsigned)(joint.columns / CHUNK), (unsigned)(plan.samples * sums));
+            error = launch_kernel<round_sums<T>>(true, sums_of, ROUND_THREADS, 0, device,
                                                  stream, a, joint, division.first);
         }
         if (error != cudaSuccess) return error;

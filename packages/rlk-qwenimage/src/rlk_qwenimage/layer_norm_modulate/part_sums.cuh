@@ -13,24 +13,32 @@ namespace rlk {
 // loses, exactly, goes to the second. So both together are the sum whatever the order was, or the
 // second one, which has lost something, is a NaN: such a column is summed again. An infinity or a
 // NaN among the terms is in the first level.
+//
+// One address takes one addition at a time: where many blocks share a sample, each adds to one of
+// `copies`, all of which are zero at first.
 struct JointSums {
-    double* levels;  // [samples][sums][LEVELS][columns]
+    double* levels;  // [samples][copies][sums][LEVELS][columns]
     long long columns;
-    int sums;
+    int sums, copies;
 
-    static constexpr int LEVELS = 2;
+    static constexpr int LEVELS = 2, MOST_COPIES = 4;
+    // 64: blocks whose additions to one address take longer than to add up copies.
+    static int copies_of(long long parts) { return parts > 64 ? MOST_COPIES : 1; }
+    static_assert((MOST_COPIES & (MOST_COPIES - 1)) == 0, "a copy is some bits of a part");
 
     // Whole chunks, in each of which column i of lane l stands at place 32 * i + l, so that warps
     // add to neighbours.
     static long long padded(long long columns) { return (columns + CHUNK - 1) / CHUNK * CHUNK; }
-    static long long doubles(long long samples, long long columns, int sums) {
-        return samples * sums * LEVELS * padded(columns);
+    JointSums(void* workspace, long long columns, int sums, long long parts)
+        : levels(static_cast<double*>(workspace)), columns(padded(columns)), sums(sums),
+          copies(copies_of(parts)) {}
+    long long doubles(long long samples) const {
+        return samples * copies * sums * LEVELS * columns;
     }
-    JointSums(void* workspace, long long columns, int sums)
-        : levels(static_cast<double*>(workspace)), columns(padded(columns)), sums(sums) {}
     // The first level; the second one is `columns` further.
-    __device__ __forceinline__ double* at(int sample, int sum, int place) const {
-        return levels + ((long long)sample * sums + sum) * LEVELS * columns + place;
+    __device__ __forceinline__ double* at(int sample, int copy, int sum, int place) const {
+        const long long number = ((long long)sample * copies + copy) * sums + sum;
+        return levels + number * LEVELS * columns + place;
     }
 };
 
@@ -103,30 +111,39 @@ struct Columns {
     double at[ELEMENTS];
 };
 
-// What the first levels of a thread's columns did not take of a sum, to the second ones, at `at`.
-static __device__ __noinline__ void add_rest(double* at, const Columns& before,
+// What the first levels of a thread's columns, at `at`, did not take of a sum, to the second ones,
+// `columns` further.
+static __device__ __noinline__ void add_rest(double* at, long long columns, const Columns& before,
                                              const Columns& term, const Deeper& deeper) {
     const double lost = (double)__uint_as_float(0x7fc00000u);
     const Found found = *deeper.found;
+    double* const second = at + columns;
     double rest[ELEMENTS], stood[ELEMENTS];
 #pragma unroll
     for (int i = 0; i < ELEMENTS; ++i) {
-        double error, more;
+        double error, more, deepest = deeper.at(2, i);
+        static_assert(LEVELS == 3, "what a block has below its first level");
         // A NaN where the sum is not finite: the first level says it all.
         two_sum(before.at[i], term.at[i], error);
         rest[i] = two_sum(error, deeper.at(1, i), more);
-        static_assert(LEVELS == JointSums::LEVELS + 1, "one level of a block has no place");
-        if (more != 0.0 || deeper.at(2, i) != 0.0 || found.lost(i)) rest[i] = lost;
+        if ((more != 0.0 || deepest != 0.0) && isfinite(rest[i])) {
+            // Where a window moved, deeper levels hold what is as large as the first: once more to it.
+            const double large = rest[i], was = atomicAdd(at + 32 * i, large);
+            two_sum(was, large, error);
+            more = two_sum(more, deepest, deepest);
+            rest[i] = two_sum(error, more, more);
+        }
+        if (more != 0.0 || deepest != 0.0 || found.lost(i)) rest[i] = lost;
     }
 #pragma unroll
     for (int i = 0; i < ELEMENTS; ++i) {
-        stood[i] = rest[i] != 0.0 ? atomicAdd(at + 32 * i, rest[i]) : 0.0;
+        stood[i] = rest[i] != 0.0 ? atomicAdd(second + 32 * i, rest[i]) : 0.0;
     }
 #pragma unroll
     for (int i = 0; i < ELEMENTS; ++i) {
         double error;
         two_sum(stood[i], rest[i], error);
-        if (error != 0.0) atomicAdd(at + 32 * i, lost);
+        if (error != 0.0) atomicAdd(second + 32 * i, lost);
     }
 }
 
@@ -141,13 +158,14 @@ __device__ __forceinline__ void add_part(const JointSums& to, const TokenSums<SC
     if (column >= to.columns) return;
     const int place = column / CHUNK * CHUNK + threadIdx.x % 32;
     Addition addition;
-    addition.at[0] = of_scale ? to.at(of, 0, place) : nullptr;
-    addition.at[1] = of_shift ? to.at(of, to.sums - 1, place) : nullptr;
+    const int copy = part & (to.copies - 1);
+    addition.at[0] = of_scale ? to.at(of, copy, 0, place) : nullptr;
+    addition.at[1] = of_shift ? to.at(of, copy, to.sums - 1, place) : nullptr;
     addition.take(0, scale, *Deeper(shared, 0).found);
     addition.take(1, shift, *Deeper(shared, 1).found);
     // Until all is zero.
     wait_for_first_pass();
-    addition.add(part);
+    addition.add(to.copies > 1 ? part / JointSums::MOST_COPIES : part);
 #pragma unroll
     for (int sum = 0; sum < 2; ++sum) {
         const Deeper deeper(shared, sum);
@@ -160,69 +178,105 @@ __device__ __forceinline__ void add_part(const JointSums& to, const TokenSums<SC
             before.at[i] = addition.before[sum][i];
             term.at[i] = addition.term[sum][i];
         }
-        add_rest(addition.at[sum] + to.columns, before, term, deeper);
+        add_rest(addition.at[sum], to.columns, before, term, deeper);
     }
 }
 
-// 8: warps of a block that rounds as many columns as a warp has lanes; where columns are summed
-// again, each takes some of the tokens.
-constexpr int COMBINE_WARPS = 8;
 // 8: terms of a thread that are on their way together.
 constexpr int AGAIN_LOADS = 8;
+// Columns, and threads, of a block that rounds.
+constexpr int ROUND_THREADS = CHUNK;
 
-// One column again, from memory, by a thread of each warp. `state` is in shared memory, zeros.
+// One column again, from memory, by all threads of a block: each lane to digits of its own, then all
+// to those of the first. `state` is in shared memory.
 template <typename T>
 __device__ __noinline__ void add_again(const Arguments<T>& a, bool of_scale, long long sample,
                                        int column, ExactState state) {
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int thread = threadIdx.x, lane = thread % 32;
+    for (int i = thread; i < STATE_ROWS * 32; i += ROUND_THREADS) state.data[i] = 0;
+    __syncthreads();
 #pragma unroll 1
-    for (long long first = warp; first < a.tokens; first += COMBINE_WARPS * AGAIN_LOADS) {
+    for (long long first = thread; first < a.tokens; first += ROUND_THREADS * AGAIN_LOADS) {
         float terms[AGAIN_LOADS];
 #pragma unroll
         for (int k = 0; k < AGAIN_LOADS; ++k) {
-            const long long token = first + k * COMBINE_WARPS;
+            const long long token = first + k * ROUND_THREADS;
             terms[k] = token < a.tokens ? sum_term(a, sample, token, column, of_scale) : 0.0f;
         }
 #pragma unroll
         for (int k = 0; k < AGAIN_LOADS; ++k) state.add_exact(lane, (double)terms[k]);
     }
+    __syncthreads();
+    if (thread < STATE_ROWS) {
+        for (int i = 1; i < 32; ++i) state.data[thread * 32] += state.data[thread * 32 + i];
+    }
+    __syncthreads();
 }
 
-// dscale and dshift of shared samples, from `first` on: blockIdx.x numbers 32 places, blockIdx.y the
-// sums of samples.
+// A sum of infinities, or a NaN, as it is rounded.
+template <typename T> __device__ __noinline__ T round_special(double sum) {
+    long long limb[LIMBS] = {0};
+    const Specials seen{sum != sum, sum > 0.0, sum < 0.0};
+    return from_bits<T>(round_column(limb, seen, format_of(dtype_of<T>())));
+}
+
+// dscale and dshift of shared samples, from `first` on: blockIdx.x numbers chunks, blockIdx.y the sums
+// of samples.
 template <typename T>
-__global__ void __launch_bounds__(COMBINE_WARPS * 32)
+__global__ void __launch_bounds__(ROUND_THREADS)
     round_sums(const __grid_constant__ Arguments<T> a, const __grid_constant__ JointSums joint,
                long long first) {
     __shared__ long long digits[STATE_ROWS * 32];
+    __shared__ bool again[ROUND_THREADS];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const int place = blockIdx.x * 32 + lane;
-    const int column = place / CHUNK * CHUNK + lane * ELEMENTS + place % CHUNK / 32;
-    const int of = blockIdx.y / joint.sums, sum = blockIdx.y % joint.sums;
+    const int place = blockIdx.x * CHUNK + threadIdx.x;
+    const int column = blockIdx.x * CHUNK + lane * ELEMENTS + warp;
+    // One or two sums: a division takes long here.
+    const int of = joint.sums > 1 ? blockIdx.y / 2 : blockIdx.y, sum = blockIdx.y - of * joint.sums;
     const bool of_scale = a.dscale != nullptr && sum == 0;
     const long long sample = first + of;
-    T* out = of_scale ? a.dscale : a.dshift;
-    const ExactState state{digits, 32};
-    for (int i = threadIdx.x; i < STATE_ROWS * 32; i += COMBINE_WARPS * 32) digits[i] = 0;
+    T* out = (of_scale ? a.dscale : a.dshift) + sample * a.columns;
+    const double* at = joint.at(of, 0, sum, place);
+    const long long apart = (long long)joint.sums * JointSums::LEVELS * joint.columns;
+    prefetch(at);
+    prefetch(at + joint.columns);
     wait_for_first_pass();
-    const double* at = joint.at(of, sum, place);
-    PairOfDoubles total;
-    total.high = at[0];
-    total.low = at[joint.columns];
-    const bool finite = isfinite(total.high), held = finite && isfinite(total.low);
-    const bool inside = column < a.columns;
-    if (warp == 0 && held && inside) {
-        out[sample * a.columns + column] = round_double<T>(total.to_odd());
+    double level[JointSums::LEVELS][JointSums::MOST_COPIES];
+#pragma unroll
+    for (int c = 0; c < JointSums::MOST_COPIES; ++c) {
+        level[0][c] = c < joint.copies ? at[c * apart] : 0.0;
+        level[1][c] = c < joint.copies ? at[c * apart + joint.columns] : 0.0;
     }
-    // What two doubles do not hold: by all warps.
-    const bool again = !held && inside;
-    if (!__syncthreads_or(again)) return;
-    if (again && finite) add_again(a, of_scale, sample, column, state);
-    if (again && !finite && warp == 0) state.count_special(lane, (float)total.high);
-    __syncthreads();
-    if (!again || warp > 0) return;
-    finish_state(state, lane, column,
-                 {{}, out + sample * a.columns, dtype_of<T>(), kRounded});
+    PairOfDoubles total;
+    double first_levels = level[0][0], second_levels = level[1][0];  // whether they are finite
+    total.high = level[0][0];
+    total.low = level[1][0];
+    if (joint.copies > 1) {
+#pragma unroll
+        for (int c = 1; c < JointSums::MOST_COPIES; ++c) {
+            first_levels = __dadd_rn(first_levels, level[0][c]);
+            second_levels = __dadd_rn(second_levels, level[1][c]);
+            total.add(level[0][c]);
+            total.add(level[1][c]);
+        }
+    }
+    const bool inside = column < a.columns, finite = isfinite(first_levels);
+    const bool held = finite && isfinite(second_levels) && total.all;
+    if (inside && held) out[column] = round_double<T>(total.to_odd());
+    if (inside && !finite) out[column] = round_special<T>(first_levels);
+    // What two doubles do not hold: by the whole block, one column after another.
+    again[threadIdx.x] = inside && finite && !held;
+    if (!__syncthreads_or(again[threadIdx.x])) return;
+    const ExactState state{digits, 32};
+    for (int i = 0; i < ROUND_THREADS; ++i) {
+        if (!again[i]) continue;
+        const int lost = blockIdx.x * CHUNK + i % 32 * ELEMENTS + i / 32;
+        add_again(a, of_scale, sample, lost, state);
+        if (threadIdx.x == 0) {
+            finish_state(state, 0, lost, {{}, out, dtype_of<T>(), kRounded});
+        }
+        __syncthreads();
+    }
 }
 
 }  // namespace rlk

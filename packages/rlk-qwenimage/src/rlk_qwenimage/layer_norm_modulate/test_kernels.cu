@@ -64,8 +64,8 @@ template <typename T, bool VECTOR, int THREADS, Makes MAKES> void backward(const
     const int bytes = 2 * Deeper::bytes(threads) + TokenSource<T, VECTOR, THREADS>::bytes();
     const int sums = (c.dscale != nullptr) + (c.dshift != nullptr);
     const bool shared = c.workspace != nullptr && sums > 0;
-    const JointSums joint(c.workspace, c.N, shared ? sums : 0);
-    const long long doubles = JointSums::doubles(c.T, c.N, joint.sums);
+    const JointSums joint(c.workspace, c.N, shared ? sums : 0, c.parts);
+    const long long doubles = joint.doubles(c.T);
     if (shared) {
         const long long zeros = ceil_divide(doubles, ZERO_THREADS * ZERO_STORES);
         on_host::run_grid(dim3((unsigned)zeros), ZERO_THREADS,
@@ -75,8 +75,8 @@ template <typename T, bool VECTOR, int THREADS, Makes MAKES> void backward(const
     run(dim3((unsigned)c.blocks, slices), threads, bytes,
         [&] { backward_wide<T, VECTOR, THREADS, MAKES>(a, division, joint); });
     if (!shared) return;
-    on_host::run_grid(dim3((unsigned)(joint.columns / 32), (unsigned)(c.T * sums)),
-                      COMBINE_WARPS * 32, [&] { round_sums<T>(a, joint, division.first); });
+    on_host::run_grid(dim3((unsigned)(joint.columns / CHUNK), (unsigned)(c.T * sums)),
+                      ROUND_THREADS, [&] { round_sums<T>(a, joint, division.first); });
 }
 
 template <typename T, bool VECTOR, int THREADS> void run_kernel(const Call& c, bool is_forward) {

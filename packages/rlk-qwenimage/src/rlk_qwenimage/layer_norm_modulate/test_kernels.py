@@ -39,6 +39,9 @@ ALONE = (
 )  # fmt: skip
 # The same with parts of tokens: several blocks share a sample.
 SHARED = ((1, 21, 328, 3), (2, 13, 264, 2), (1, 9, 37, 4), (1, 7, 2056, 2))
+# By so many that each adds to one of several copies of the sums.
+CROWD = 70
+CROWDED = ((1, 2 * CROWD, 40, CROWD), (2, 2 * CROWD - 1, 37, CROWD))
 # Tokens of a column whose sum lies beside the middle of two BF16 numbers, and how many blocks share
 # them: a small one decides, which the block that adds it or a later one could lose.
 HALF_WAY = (1.0, 2.0**-8)
@@ -46,6 +49,7 @@ LOST = {
     "beside a smaller one": ((2.0**-130, 0.0, *HALF_WAY), 2),
     "beside a larger one": ((*HALF_WAY, 2.0**-130, 0.0), 2),
     "by both levels": ((*HALF_WAY, 2.0**-60, 0.0, 2.0**-130, 0.0, -(2.0**-60), 0.0), 4),
+    "where a window moved": ((1.0, 2.0**-60, 2.0**20, 2.0**-8, -(2.0**20), 0.0, 0.0, 0.0), 2),
     "with an error": ((*HALF_WAY, 2.0**-60, 2.0**-130, -(2.0**-60), 0.0), 3),
     "in one block": (
         (2.0**40, 2.0**32, 2.0**-5, 2.0**-60, 2.0**-120, -(2.0**-60), -(2.0**-5), *9 * (0.0,)),
@@ -83,7 +87,8 @@ def numbers(kind: str, shape: tuple[int, ...], seed: int) -> torch.Tensor:
         values[..., 2:3, ::2], values[..., 2:3, 1::2] = 2.0**-70, -(2.0**-70)
         values *= torch.randint(0, 2, shape[-1:], generator=generator) * 2 - 1
     elif kind in LOST:
-        values[:] = torch.tensor(LOST[kind][0])[:, None]
+        values[:] = 0.0
+        values[:, : len(LOST[kind][0])] = torch.tensor(LOST[kind][0])[:, None]
         values *= torch.randint(0, 2, shape[-1:], generator=generator) * 2 - 1
     elif kind == "patterns":
         bits = torch.randint(-(1 << 31), 1 << 31, shape, generator=generator)
@@ -130,8 +135,8 @@ def check(
     found = {name: torch.full_like(tensor, 7.0) for name, tensor in expected.items()}
     kept = {"dout": dout, "x": x, "scale": scale, "shift": shift}
     kept = {name: spread(tensor, apart) for name, tensor in kept.items()}
-    # Full of ones, as nothing may count on zeros; 4: doubles of a column of both sums.
-    workspace = torch.full((t * 4 * (n + 256),), -1, dtype=torch.int64)
+    # Full of ones: nothing may count on zeros. 16: doubles of a column, both sums in 4 copies.
+    workspace = torch.full((t * 16 * (n + 256),), -1, dtype=torch.int64)
     call = Call(T=t, S=s, N=n, apart=apart, narrow=dtype == torch.bfloat16, eps=eps)
     for name, tensor in (kept | found).items():
         setattr(call, name, tensor.data_ptr())
@@ -155,7 +160,7 @@ def test_samples_of_a_block_any_values_have_the_bits_of_golden(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("case", SHARED, ids=str)
+@pytest.mark.parametrize("case", SHARED + CROWDED, ids=str)
 def test_samples_of_several_blocks_any_values_have_the_bits_of_golden(
     library: ctypes.CDLL, case: tuple[int, int, int, int], kind: str
 ) -> None:
@@ -166,6 +171,7 @@ def test_samples_of_several_blocks_any_values_have_the_bits_of_golden(
 def test_small_term_of_several_blocks_is_lost_by_none(library: ctypes.CDLL, kind: str) -> None:
     tokens, parts = LOST[kind]
     check(library, kind, (2, len(tokens), 264), 1, parts)
+    check(library, kind, (1, 2 * CROWD, 264), 1, CROWD)
 
 
 @pytest.mark.parametrize("parts", [0, 2])
