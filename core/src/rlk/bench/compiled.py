@@ -49,6 +49,7 @@ def _compile(name: str, *described: Any, **layout: Any) -> None:
             call(*inputs)
         results = tensors_in(call(*inputs))
         upstream = cut_like(work.upstream(0, measure.DEVICE), results)
-        torch.autograd.grad(results, measure.wanted_of(inputs), upstream)
+        # Kept, as where it is measured: otherwise the code may write to what autograd keeps.
+        torch.autograd.grad(results, measure.wanted_of(inputs), upstream, retain_graph=True)
     except Exception:  # noqa: BLE001 - who measures it meets the same, and says so in its row
         return

@@ -61,6 +61,21 @@ def test_every_size_is_compiled_as_it_is_measured(seen):
     assert len(ahead) == 2 * len(planned)
 
 
+def test_backward_is_compiled_for_a_graph_that_is_kept_as_it_is_measured(seen, monkeypatch):
+    kept = []
+    gradients = torch.autograd.grad
+
+    def noted(*tensors, retain_graph=False):
+        kept.append(retain_graph)
+        return gradients(*tensors, retain_graph=retain_graph)
+
+    monkeypatch.setattr(torch.autograd, "grad", noted)
+    (work,) = works(DEMO, torch.bfloat16, [])
+    compiled.side_by_side([work], 1)
+    measure.Sets(work).backward(variants.compiled_peer(DEMO).make(work.scalars()), None)(0)
+    assert kept == [True, True]
+
+
 def test_size_that_does_not_compile_is_left_to_who_measures_it(seen, monkeypatch):
     def refused(call, **told):
         raise RuntimeError("no compiler")
