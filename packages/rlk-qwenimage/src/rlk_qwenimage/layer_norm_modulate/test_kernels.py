@@ -39,6 +39,8 @@ ALONE = (
 )  # fmt: skip
 # The same with parts of tokens: several blocks share a sample.
 SHARED = ((1, 21, 328, 3), (2, 13, 264, 2), (1, 9, 37, 4), (1, 7, 2056, 2))
+# Powers of two for terms that move windows and are lost by doubles.
+FAR = (-126, -100, -60, -40, -20, -8, 0, 10, 20, 40, 80)
 # By so many that each adds to one of several copies of the sums.
 CROWD = 70
 CROWDED = ((1, 2 * CROWD, 40, CROWD), (2, 2 * CROWD - 1, 37, CROWD))
@@ -90,6 +92,18 @@ def numbers(kind: str, shape: tuple[int, ...], seed: int) -> torch.Tensor:
         values[:] = 0.0
         values[:, : len(LOST[kind][0])] = torch.tensor(LOST[kind][0])[:, None]
         values *= torch.randint(0, 2, shape[-1:], generator=generator) * 2 - 1
+    elif kind == "mixed":
+        # Few magnitudes, far from each other, that cancel; and ties that a small one decides.
+        few = torch.tensor(FAR)[torch.randperm(len(FAR), generator=generator)[:4]]
+        powers = few[torch.randint(0, 4, (*shape[:-1], 1), generator=generator)].expand(shape)
+        values = torch.ldexp(values.double(), powers.double()).float()
+        values[torch.rand(shape, generator=generator) < 0.3] = 0.0
+        if len(shape) == 3:
+            half = (shape[1] - 3) // 2
+            order = torch.randperm(shape[1], generator=generator)
+            values[:, order[3 : 3 + half]] = -values[:, order[3 + half : 3 + 2 * half]]
+            tie = torch.tensor((1.0, 2.0**-8, 2.0**-100))[:, None]
+            values[:, order[:3], ::2] = tie.expand(3, len(values[0, 0, ::2]))
     elif kind == "patterns":
         bits = torch.randint(-(1 << 31), 1 << 31, shape, generator=generator)
         values = bits.int().view(torch.float32)
@@ -119,12 +133,13 @@ def check(
     dtype: torch.dtype = torch.bfloat16,
     apart: int = 1,
     wanted: tuple[str, ...] = ("x", "scale", "shift"),
+    seed: int = 0,
 ) -> None:
     """Every result of both kernels has the bits of golden."""
     t, s, n = size
     eps = 1e-6
-    x, dout = (numbers(kind, (t, s, n), seed).to(dtype) for seed in (1, 2))
-    scale, shift = (numbers("normal", (t, n), seed).to(dtype) for seed in (3, 4))
+    x, dout = (numbers(kind, (t, s, n), 4 * seed + i).to(dtype) for i in (1, 2))
+    scale, shift = (numbers("normal", (t, n), 4 * seed + i).to(dtype) for i in (3, 4))
     out, mean, rstd = golden.forward(x, scale, shift, eps=eps)
     expected = dict(zip(("out", "mean", "rstd"), (out, mean, rstd), strict=True))
     given = (dout, x, scale, shift, mean, rstd)
@@ -165,6 +180,15 @@ def test_samples_of_several_blocks_any_values_have_the_bits_of_golden(
     library: ctypes.CDLL, case: tuple[int, int, int, int], kind: str
 ) -> None:
     check(library, kind, case[:3], case[3], parts=case[3])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("parts", [2, 5, CROWD])
+def test_far_magnitudes_of_several_blocks_have_the_bits_of_golden(
+    library: ctypes.CDLL, parts: int, dtype: torch.dtype
+) -> None:
+    for seed in range(20):
+        check(library, "mixed", (1, 2 * parts + seed % 2 - 1 + 4, 40), 1, parts, dtype, seed=seed)
 
 
 @pytest.mark.parametrize("kind", LOST)
