@@ -23,7 +23,9 @@ struct WindowSums : ColumnSums<COLUMNS, Rest> {
 
     __device__ __forceinline__ void clear(double* shared, int block_threads) {
         ColumnSums<COLUMNS, Rest>::clear(shared, block_threads);
-        least = most = 0.0f;
+        // Zeros alone.
+        least = 0.0f;
+        most = __uint_as_float(1);
         left = 0;
     }
     // Terms of a few rows.
@@ -51,7 +53,10 @@ struct WindowSums : ColumnSums<COLUMNS, Rest> {
                                              long long column) {
         bool all = takes_all<false>(terms);
         // Zeros may be added too; most rows have none to test for.
-        if (!all) all = takes_all<true>(terms);
+        if (!all) {
+            if (least == 0.0f) open_window(terms);
+            all = takes_all<true>(terms);
+        }
         if (all) {
 #pragma unroll
             for (int u = 0; u < ROWS; ++u) {
@@ -82,6 +87,21 @@ struct WindowSums : ColumnSums<COLUMNS, Rest> {
             *this = sifted(*this, row, lost, column);
         }
         --left;
+    }
+    // At the first terms that are not zero, of an empty first level.
+    template <int ROWS>
+    __device__ __forceinline__ void open_window(const float (&terms)[ROWS][COLUMNS]) {
+        // Twice the pattern of a magnitude, which orders them; not those that are not finite.
+        uint32_t largest = 0;
+#pragma unroll
+        for (int u = 0; u < ROWS; ++u) {
+#pragma unroll
+            for (int i = 0; i < COLUMNS; ++i) {
+                const uint32_t size = 2 * __float_as_uint(terms[u][i]);
+                largest = max(largest, size < 0xff000000u ? size : 0u);
+            }
+        }
+        if (largest != 0) move_window(__uint_as_float(largest >> 1));
     }
     __device__ __forceinline__ bool takes(float term) const {
         return (fabsf(term) >= least) & (fabsf(term) < most);
