@@ -190,7 +190,7 @@ inline uint32_t __dp2a_lo(uint32_t a, uint32_t b, uint32_t c) {
     return c + (a & 0xffffu) * (b & 0xffu) + (a >> 16) * (b >> 8 & 0xffu);
 }
 
-// Narrow floats, as bits. BF16 is rounded here, to nearest even; FP16 is not used.
+// Narrow floats, as bits, rounded to nearest even. FP16 is stored only, not read.
 struct __nv_bfloat16 {
     uint16_t bits;
 };
@@ -206,7 +206,16 @@ inline __nv_bfloat16 __float2bfloat16_rn(float value) {
     if (value != value) return {0x7fffu};
     return {(uint16_t)((bits + 0x7fffu + (bits >> 16 & 1)) >> 16)};
 }
-__half __float2half_rn(float);
+inline __half __float2half_rn(float value) {
+    const uint32_t bits = __float_as_uint(value) & 0x7fffffffu;
+    const uint16_t sign = (uint16_t)(__float_as_uint(value) >> 16 & 0x8000u);
+    if (value != value) return {0x7fffu};
+    const float size = std::fabs(value);
+    if (size >= 65520.0f) return {(uint16_t)(sign | 0x7c00u)};
+    // Subnormals are multiples of 2^-24; a carry makes the lowest normal number.
+    if (size < 0x1p-14f) return {(uint16_t)(sign | (uint16_t)std::nearbyint(size * 0x1p24f))};
+    return {(uint16_t)(sign | (uint16_t)((bits - (112u << 23) + 0xfffu + (bits >> 13 & 1)) >> 13))};
+}
 struct uint4 {
     uint32_t x, y, z, w;
 };

@@ -65,14 +65,35 @@ __device__ __forceinline__ double two_sum(double a, double b, double& error) {
     return sum;
 }
 
+// A sum of doubles in two.
+struct PairOfDoubles {
+    double high = 0.0, low = 0.0;
+
+    // What they do not take of it, exactly.
+    __device__ __forceinline__ double add(double value) {
+        double error;
+        high = two_sum(high, value, error);
+        low = two_sum(low, error, error);
+        return error;
+    }
+    // What they hold in one double, to odd: its last bit says on which side of it the sum lies, so
+    // that the rounding that follows is the only one.
+    __device__ __forceinline__ double to_odd() const {
+        double rest;
+        const double near = two_sum(high, low, rest);
+        const long long bits = __double_as_longlong(near);
+        if (rest == 0.0 || (bits & 1)) return near;
+        return __longlong_as_double((near < 0.0) == (rest < 0.0) ? bits + 1 : bits - 1);
+    }
+};
+
 // What the blocks of a first pass leave to the second, `kernel_combine.cuh`: finite doubles whose
 // exact sum, with the blocks' rests or what went to the state, is that of the blocks' terms.
 struct Partials {
-    double* values;  // [blocks][parts][PARTIAL_LEVELS][columns]
+    double* values;  // [blocks][PARTIAL_LEVELS][columns]
     long long* rest;  // [blocks][STATE_ROWS][columns], read where a flag says so; null without
     int* found;  // [blocks][flags]
     long long columns;
-    int parts;  // of a block: partials that it leaves for each column
 
     // Bits of a flag: there is more than the first level; there is a rest.
     static constexpr int DEEP = 1, REST = 2;
@@ -80,22 +101,20 @@ struct Partials {
     __host__ __device__ static int flags(long long columns) {
         return (int)((columns + FLAG_COLUMNS - 1) / FLAG_COLUMNS);
     }
-    static long long bytes(long long blocks, long long columns, int parts, bool rests) {
-        const long long doubles = parts * PARTIAL_LEVELS + (rests ? STATE_ROWS : 0);
+    static long long bytes(long long blocks, long long columns, bool rests) {
+        const long long doubles = PARTIAL_LEVELS + (rests ? STATE_ROWS : 0);
         return blocks * (doubles * columns * (long long)sizeof(double) +
                          flags(columns) * (long long)sizeof(int));
     }
     Partials() = default;
-    Partials(void* workspace, long long blocks, long long columns, int parts, bool rests)
-        : values(static_cast<double*>(workspace)), columns(columns), parts(parts) {
-        long long* after =
-            reinterpret_cast<long long*>(values + blocks * parts * PARTIAL_LEVELS * columns);
+    Partials(void* workspace, long long blocks, long long columns, bool rests)
+        : values(static_cast<double*>(workspace)), columns(columns) {
+        long long* after = reinterpret_cast<long long*>(values + blocks * PARTIAL_LEVELS * columns);
         rest = rests ? after : nullptr;
         found = reinterpret_cast<int*>(after + (rests ? blocks * STATE_ROWS * columns : 0));
     }
-    __device__ __forceinline__ double& at(long long block, int part, int level,
-                                          long long column) const {
-        return values[((block * parts + part) * PARTIAL_LEVELS + level) * columns + column];
+    __device__ __forceinline__ double& at(long long block, int level, long long column) const {
+        return values[(block * PARTIAL_LEVELS + level) * columns + column];
     }
     __device__ __forceinline__ long long& rest_at(long long block, int row,
                                                   long long column) const {
@@ -103,6 +122,50 @@ struct Partials {
     }
     __device__ __forceinline__ int& flag(long long block, long long column) const {
         return found[block * flags(columns) + column / FLAG_COLUMNS];
+    }
+};
+
+// What all threads of a block know of a column's sum, and whether there is something of any column in
+// their state besides.
+struct Merged {
+    PairOfDoubles sum;
+    bool left;
+
+    // COUNT values, `apart` from each other; what the pair does not hold to `rest`.
+    template <int COUNT>
+    __device__ __forceinline__ void add(const double* values, int apart, ExactState rest,
+                                        int column) {
+        double lost[COUNT];
+        bool all = true;
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i) lost[i] = values[i * apart];
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i) {
+            lost[i] = sum.add(lost[i]);
+            all &= lost[i] == 0.0;
+        }
+        if (all) return;
+        left = true;
+        for (int i = 0; i < COUNT; ++i) rest.add_exact(column, lost[i]);
+    }
+    // For the second pass: by the first WIDTH threads of a block, of columns from `first` on. Whole
+    // blocks call.
+    template <int WIDTH, int THREADS>
+    __device__ __forceinline__ void store(Partials to, ExactState rest, long long first) const {
+        static_assert(PARTIAL_LEVELS == 2, "a pair of doubles");
+        if (threadIdx.x < WIDTH && first + threadIdx.x < to.columns) {
+            double* const at = &to.at(blockIdx.x, 0, first + threadIdx.x);
+            at[0] = sum.high;
+            at[to.columns] = sum.low;
+        }
+        if (threadIdx.x == 0) {
+            to.flag(blockIdx.x, first) = Partials::DEEP | (left ? Partials::REST : 0);
+        }
+#pragma unroll 1
+        for (int i = threadIdx.x; i < STATE_ROWS * WIDTH && left; i += THREADS) {
+            if (first + i % WIDTH >= to.columns) continue;
+            to.rest_at(blockIdx.x, i / WIDTH, first + i % WIDTH) = rest.data[i];
+        }
     }
 };
 
@@ -155,73 +218,56 @@ template <int COLUMNS, typename Rest = ExactState> struct ColumnSums {
     template <typename Level>
     __device__ __forceinline__ static void store_column(Partials to, ExactState state,
                                                         long long column, bool deep, Level of) {
-        to.at(blockIdx.x, 0, 0, column) = of(0);
+        to.at(blockIdx.x, 0, column) = of(0);
 #pragma unroll
         for (int d = 1; d < LEVELS; ++d) {
             if (!deep) break;
             if (d < PARTIAL_LEVELS) {
-                to.at(blockIdx.x, 0, d, column) = of(d);
+                to.at(blockIdx.x, d, column) = of(d);
             } else {
                 state.add_exact(column, of(d));
             }
         }
     }
-    // At the end, where groups of LANES threads have the same columns, from `first` on: the sums
-    // of all groups, by as many threads a column as there are, and what fits no level, which is in
-    // `rest`, [STATE_ROWS, LANES * COLUMNS] in shared memory. Whole blocks call. `staged` is
-    // shared memory of [COLUMNS][threads].
+    // What `merge` needs in shared memory.
+    __host__ __device__ static constexpr int staged_doubles(int threads) {
+        return (COLUMNS + 2) * threads;
+    }
+    // At the end, where groups of LANES threads have the same columns: what all of them know of a
+    // column, by the thread whose number is its place; what fits no pair of doubles is in `rest`,
+    // [STATE_ROWS, LANES * COLUMNS] in shared memory. Whole blocks call, after a barrier.
     template <int LANES, int THREADS>
-    __device__ __forceinline__ void merge(Partials to, ExactState rest, long long first,
-                                          double* staged) const {
+    __device__ __forceinline__ Merged merge(ExactState rest, double* staged) const {
         constexpr int WIDTH = LANES * COLUMNS, GROUPS = THREADS / LANES, PARTS = THREADS / WIDTH;
 #pragma unroll
         for (int i = 0; i < COLUMNS; ++i) staged[i * THREADS + threadIdx.x] = level[i];
+        Merged merged{{}, false};
+#pragma unroll 1
+        for (int i = threadIdx.x; i < STATE_ROWS * WIDTH; i += THREADS) {
+            merged.left |= rest.data[i] != 0;
+        }
         const bool deep = __syncthreads_or(is_deep());
+        // A part of the groups for each thread; from the first of these, the column's thread.
         const int place = threadIdx.x % WIDTH, part = threadIdx.x / WIDTH;
-        // The first thread of the column in this part's first group.
         const int from =
             place % COLUMNS * THREADS + place / COLUMNS + part * LANES * (GROUPS / PARTS);
-        const bool inside = first + place < to.columns;
-        double total[LEVELS] = {0.0};
-        const double* sums = staged;
-        // One at a time: a first step of its own would subtract from zero.
+        const double* sums = staged + from;
 #pragma unroll 1
         for (int d = 0; d < (deep ? LEVELS : 1); ++d) {
-            if (d > 0) sums = deeper - threadIdx.x + (d - 1) * COLUMNS * THREADS;
-            add_groups<GROUPS / PARTS, LANES>(sums + from, total, rest, place);
+            if (d > 0) sums = deeper - threadIdx.x + (d - 1) * COLUMNS * THREADS + from;
+            merged.template add<GROUPS / PARTS>(sums, LANES, rest, place);
         }
-        static_assert(LEVELS == PARTIAL_LEVELS + 1, "one level is left to the rest");
-        if (total[LEVELS - 1] != 0.0) rest.add_exact(place, total[LEVELS - 1]);
-        for (int d = 0; d < PARTIAL_LEVELS && inside; ++d) {
-            to.at(blockIdx.x, part, d, first + place) = total[d];
+        if (PARTS > 1) {
+            double* const pairs = staged + COLUMNS * THREADS;
+            pairs[threadIdx.x] = merged.sum.high;
+            pairs[THREADS + threadIdx.x] = merged.sum.low;
+            __syncthreads();
+            // Those of other parts, of both doubles.
+            merged.sum = {};
+            if (part == 0) merged.template add<2 * PARTS>(pairs + place, WIDTH, rest, place);
         }
-        __syncthreads();
-        bool left = false;
-        for (int i = threadIdx.x; i < STATE_ROWS * WIDTH; i += THREADS) left |= rest.data[i] != 0;
-        left = __syncthreads_or(left);
-        if (threadIdx.x == 0) {
-            to.flag(blockIdx.x, first) = Partials::DEEP | (left ? Partials::REST : 0);
-        }
-        for (int i = threadIdx.x; i < STATE_ROWS * WIDTH && left; i += THREADS) {
-            if (first + i % WIDTH >= to.columns) continue;
-            to.rest_at(blockIdx.x, i / WIDTH, first + i % WIDTH) = rest.data[i];
-        }
-    }
-    // One level of a column in groups LANES threads apart, to totals.
-    template <int GROUPS, int LANES>
-    __device__ __forceinline__ static void add_groups(const double* sums, double (&total)[LEVELS],
-                                                      ExactState rest, long long column) {
-        double values[GROUPS], left = 0.0;
-#pragma unroll
-        for (int g = 0; g < GROUPS; ++g) values[g] = sums[g * LANES];
-#pragma unroll
-        for (int g = 0; g < GROUPS; ++g) {
-#pragma unroll
-            for (int d = 0; d < LEVELS; ++d) total[d] = two_sum(total[d], values[g], values[g]);
-            left = values[g] != 0.0 ? 1.0 : left;
-        }
-        if (left == 0.0) return;
-        for (int g = 0; g < GROUPS; ++g) rest.add_exact(column, values[g]);
+        merged.left = __syncthreads_or(merged.left);
+        return merged;
     }
 };
 

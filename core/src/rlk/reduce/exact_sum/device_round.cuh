@@ -162,4 +162,39 @@ template <typename T> __device__ __forceinline__ T round_double(double sum) {
     return from_float<T>(__uint_as_float(__float_as_uint(towards_zero) | (uint32_t)inexact));
 }
 
+// The end of a column that is held by a pair of doubles and, where there is `more`, a state.
+static __device__ __noinline__ void store_digits(const SumResult& to, long long column, double high,
+                                                 double low, ExactState more, int place) {
+    long long limb[LIMBS], counter[STATE_ROWS - LIMBS];
+#pragma unroll
+    for (int i = 0; i < STATE_ROWS; ++i) {
+        const long long digit = more.data[i * more.columns + place];
+        if (i < LIMBS) limb[i] = digit;
+        else counter[i - LIMBS] = digit;
+    }
+    long long indexed[LIMBS] = {0};
+#pragma unroll 1
+    for (int d = 0; d < 2; ++d) {
+        split_exact(d == 0 ? high : low, [&](int i, long long piece) { indexed[i] += piece; });
+    }
+#pragma unroll
+    for (int i = 0; i < LIMBS; ++i) limb[i] += indexed[i];
+    store_sum(to, column, limb, counter);
+}
+// The same; mostly a sum is rounded, and the pair is all.
+__device__ __forceinline__ void store_pair(const SumResult& to, long long column,
+                                           const PairOfDoubles& sum, bool is_all, ExactState more,
+                                           int place) {
+    if (!is_all || to.form != kRounded) {
+        store_digits(to, column, sum.high, sum.low, more, place);
+        return;
+    }
+    const double odd = sum.to_odd();
+    if (to.dtype == kFloat32) static_cast<float*>(to.sums)[column] = round_double<float>(odd);
+    if (to.dtype == kFloat16) static_cast<__half*>(to.sums)[column] = round_double<__half>(odd);
+    if (to.dtype == kBFloat16) {
+        static_cast<__nv_bfloat16*>(to.sums)[column] = round_double<__nv_bfloat16>(odd);
+    }
+}
+
 }  // namespace rlk

@@ -64,12 +64,12 @@ void add_rows(Input in, WindowSums<COLUMNS>& sums, ExactState rest, long long fi
 
 // As `backward_narrow`: groups of LANES threads have the same columns, chunks of 256 are blocks.
 template <int LANES, int THREADS> void narrow(Input in, int blocks, SumResult result) {
-    constexpr int WIDTH = LANES * COLUMNS, PARTS = THREADS / WIDTH;
+    constexpr int WIDTH = LANES * COLUMNS;
     // All bits set: nothing may count on zeros.
-    std::vector<char> workspace(Partials::bytes(blocks, in.columns, PARTS, true), (char)255);
-    const Partials partials(workspace.data(), blocks, in.columns, PARTS, true);
+    std::vector<char> workspace(Partials::bytes(blocks, in.columns, true), (char)255);
+    const Partials partials(workspace.data(), blocks, in.columns, true);
     std::vector<double> shared(WindowSums<COLUMNS>::doubles(THREADS), NAN);
-    std::vector<double> staged(COLUMNS * THREADS, NAN);
+    std::vector<double> staged(WindowSums<COLUMNS>::staged_doubles(THREADS), NAN);
     std::vector<long long> kept(STATE_ROWS * WIDTH, -1);
     on_host::run_grid(dim3(blocks, (in.columns + 255) / 256), THREADS, [&] {
         const long long first = blockIdx.y * 256;
@@ -81,8 +81,12 @@ template <int LANES, int THREADS> void narrow(Input in, int blocks, SumResult re
         __syncthreads();
         add_rows<LANES, THREADS>(in, sums, rest, first, place);
         __syncthreads();
-        sums.merge<LANES, THREADS>(partials, rest, first, staged.data());
-        if (gridDim.x == 1) finish_sums<WIDTH>(partials, rest, first, result);
+        const Merged merged = sums.merge<LANES, THREADS>(rest, staged.data());
+        if (gridDim.x > 1) {
+            merged.store<WIDTH, THREADS>(partials, rest, first);
+        } else if (threadIdx.x < WIDTH && first + threadIdx.x < in.columns) {
+            store_pair(result, first + threadIdx.x, merged.sum, !merged.left, rest, threadIdx.x);
+        }
     });
     if (blocks > 1) launch_combine(partials, blocks, result, 0, nullptr);
 }
@@ -91,8 +95,8 @@ template <int LANES, int THREADS> void narrow(Input in, int blocks, SumResult re
 void wide(Input in, int blocks, SumResult result) {
     const ExactState state = result.state;
     const int threads = 32 * (int)((in.columns + 255) / 256);
-    std::vector<char> workspace(Partials::bytes(blocks, in.columns, 1, false), (char)255);
-    const Partials partials(workspace.data(), blocks, in.columns, 1, false);
+    std::vector<char> workspace(Partials::bytes(blocks, in.columns, false), (char)255);
+    const Partials partials(workspace.data(), blocks, in.columns, false);
     std::vector<double> shared(WindowSums<COLUMNS>::doubles(threads), NAN);
     std::fill_n(state.data, STATE_ROWS * state.columns, 0);
     on_host::run_grid(dim3(blocks), threads, [&] {

@@ -196,13 +196,29 @@ def test_passes_any_division_have_the_state_of_golden(
 ENDS = ((16, 256, 1, 100), (32, 256, 5, 300), (0, 0, 3, 300), None)
 
 
+def at_ties(columns: int, most: int) -> torch.Tensor:
+    """Columns whose sum is halfway between two values of a dtype, or just beside that."""
+    generator = torch.Generator().manual_seed(9)
+    pick = [torch.randint(0, n, (columns,), generator=generator) for n in (2, 3, 8, 30)]
+    precision = torch.tensor([8.0, 11.0, 24.0])[pick[1]]
+    tails = [0.0, 2.0**-30, -(2.0**-30), 2.0**-70, -(2.0**-70), 2.0**-149, -(2.0**-149), 2.0**-126]
+    rows = torch.zeros(most, columns)
+    rows[1] = 1 + pick[0] * (1 - precision).exp2()
+    rows[most // 2] = (-precision).exp2()
+    rows[most // 3] = torch.tensor(tails)[pick[2]]
+    rows *= (1 - 2 * (pick[3] % 2)).float()
+    # Through values that no FP32 holds beside these.
+    rows[2], rows[-1] = 2.0**60, -(2.0**60)
+    return rows
+
+
 @pytest.mark.parametrize("case", ENDS, ids=str)
-@pytest.mark.parametrize("name", ["decades", "specials"])
+@pytest.mark.parametrize("name", ["normal", "decades", "specials", "ties"])
 def test_sums_end_in_each_form_as_golden_ends_them(
     library: ctypes.CDLL, name: str, case: tuple[int, int, int, int] | None
 ) -> None:
     columns = 70 if case is None else case[-1]
-    terms = of_columns(name, columns, 40)
+    terms = at_ties(columns, 40) if name == "ties" else of_columns(name, columns, 40)
     wanted = state_of(terms)
 
     def run(data: torch.Tensor, sums: torch.Tensor, form: SumForm) -> None:

@@ -117,7 +117,8 @@ template <typename T, typename N, bool VECTOR, int LANES, int THREADS> struct Na
     using Activations = std::conditional_t<TABLE, DerivativeTable, ComputedActivations>;
     static constexpr int WIDTH = LANES * ELEMENTS;
 
-    static constexpr int STAGED = ELEMENTS * THREADS * (int)sizeof(double);
+    static constexpr int STAGED =
+        WindowSums<ELEMENTS>::staged_doubles(THREADS) * (int)sizeof(double);
     static constexpr int LEVEL_BYTES = WindowSums<ELEMENTS>::doubles(THREADS) * (int)sizeof(double);
     static constexpr int RING_BYTES =
         Source::bytes(THREADS) > STAGED ? Source::bytes(THREADS) : STAGED;
@@ -175,10 +176,14 @@ __global__ void __launch_bounds__(THREADS, 512 / THREADS) backward_narrow(NormAr
     if (a.state == nullptr) return;
     if (gridDim.x > 1) let_second_pass_start();
     __syncthreads();
-    sums.template merge<LANES, THREADS>(a.partials, rest, blockIdx.y * CHUNK,
-                                        reinterpret_cast<double*>(ring));
-    if (gridDim.x > 1) return;
-    finish_sums<Layout::WIDTH>(a.partials, rest, blockIdx.y * CHUNK, a.result());
+    const long long from = (long long)blockIdx.y * CHUNK;
+    const Merged merged =
+        sums.template merge<LANES, THREADS>(rest, reinterpret_cast<double*>(ring));
+    if (gridDim.x > 1) {
+        merged.template store<Layout::WIDTH, THREADS>(a.partials, rest, from);
+    } else if (threadIdx.x < Layout::WIDTH && from + threadIdx.x < a.columns) {
+        store_pair(a.result(), from + threadIdx.x, merged.sum, !merged.left, rest, threadIdx.x);
+    }
 }
 
 // Longer blocks have no room for a ring.
@@ -204,6 +209,8 @@ __global__ void __launch_bounds__(THREADS, BLOCKS) backward_wide(NormArguments<T
     GradientCursor<T, N> out(a, turns, column);
     const bool summed = a.state != nullptr && count > 0;
     chunks.clear();
+    // Until the state is zero.
+    if (a.state != nullptr) wait_for_first_pass();
     for (int turn = 0; turn < turns.of[0]; ++turn) {
         BackwardRow<T> rows[TURN_ROWS];
         float g[TURN_ROWS][ELEMENTS], contribution[TURN_ROWS][ELEMENTS], dots[TURN_ROWS];
@@ -220,7 +227,9 @@ __global__ void __launch_bounds__(THREADS, BLOCKS) backward_wide(NormArguments<T
         out.advance();
     }
     source.finish();
-    if (a.state != nullptr) sums.store(a.partials, {a.state, a.columns}, column);
+    if (a.state == nullptr) return;
+    let_second_pass_start();
+    sums.store(a.partials, {a.state, a.columns}, column);
 }
 
 // Longer rows: dx and dgate only; their column sums come from `backward_narrow`.

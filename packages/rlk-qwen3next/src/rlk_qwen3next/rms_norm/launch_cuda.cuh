@@ -2,6 +2,7 @@
 // Which kernel serves a call. Everything here may change speed; nothing here can change bits.
 #pragma once
 #include "rlk/cuda/grid.cuh"
+#include "rlk/cuda/zeros.cuh"
 #include "rlk_qwen3next/rms_norm/kernel_backward.cuh"
 
 namespace rlk {
@@ -114,7 +115,7 @@ cudaError_t backward_narrow_launch(NormArguments<T> a, int device, cudaStream_t 
     }
     constexpr auto kernel = backward_narrow<T, N, VECTOR, LANES, THREADS>;
     using Layout = NarrowLayout<T, N, VECTOR, LANES, THREADS>;
-    constexpr int bytes = Layout::BYTES, parts = THREADS / Layout::WIDTH;
+    constexpr int bytes = Layout::BYTES;
     const int chunks = (int)ceil_divide(a.columns, CHUNK);
     const long long work = ceil_divide(a.rows, THREADS / LANES * TURN_ROWS);
     const int filling = grid_size<kernel>(THREADS, bytes, device, work);
@@ -123,10 +124,10 @@ cudaError_t backward_narrow_launch(NormArguments<T> a, int device, cudaStream_t 
     // longer row share the device.
     const int blocks = work <= 2 ? 1 : (int)ceil_divide(filling, chunks);
     if (workspace != nullptr) {
-        *workspace = Partials::bytes(blocks, a.columns, parts, true);
+        *workspace = Partials::bytes(blocks, a.columns, true);
         return cudaSuccess;
     }
-    a.partials = Partials(a.workspace, blocks, a.columns, parts, true);
+    a.partials = Partials(a.workspace, blocks, a.columns, true);
     kernel<<<dim3(blocks, chunks), THREADS, bytes, stream>>>(a);
     const cudaError_t error = cudaGetLastError();
     // One block finishes its columns itself.
@@ -143,17 +144,15 @@ cudaError_t backward_wide_launch(NormArguments<T> a, int device, cudaStream_t st
                                                             ceil_divide(a.rows, TURN_ROWS));
     if (plan.blocks == 0) return cudaErrorLaunchOutOfResources;
     if (workspace != nullptr) {
-        *workspace = Partials::bytes(plan.blocks, a.columns, 1, false);
+        *workspace = Partials::bytes(plan.blocks, a.columns, false);
         return cudaSuccess;
     }
-    a.partials = Partials(a.workspace, plan.blocks, a.columns, 1, false);
-    if (a.state != nullptr) {
-        const size_t bytes = STATE_ROWS * a.columns * sizeof(long long);
-        const cudaError_t error = cudaMemsetAsync(a.state, 0, bytes, stream);
-        if (error != cudaSuccess) return error;
-    }
-    kernel<<<plan.blocks, plan.threads, plan.shared_bytes, stream>>>(a);
-    const cudaError_t error = cudaGetLastError();
+    a.partials = Partials(a.workspace, plan.blocks, a.columns, false);
+    cudaError_t error = cudaSuccess;
+    if (a.state != nullptr) error = launch_zeros(a.state, STATE_ROWS * a.columns, device, stream);
+    if (error != cudaSuccess) return error;
+    error = launch_kernel<kernel>(a.state != nullptr, dim3(plan.blocks), plan.threads,
+                                  plan.shared_bytes, device, stream, a);
     if (error != cudaSuccess || a.state == nullptr) return error;
     return launch_combine(a.partials, plan.blocks, a.result(), device, stream);
 }

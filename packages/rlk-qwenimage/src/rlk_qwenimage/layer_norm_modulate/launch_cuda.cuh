@@ -127,11 +127,7 @@ cudaError_t backward_wide_launch(Arguments<T> a, void* memory, int device, cudaS
             continue;
         }
         cudaError_t error = cudaSuccess;
-        if (plan.shared) {
-            const dim3 zeros((unsigned)ceil_divide(doubles, ZERO_THREADS * ZERO_STORES));
-            error = launch_kernel<zero_sums>(false, zeros, ZERO_THREADS, 0, device, stream,
-                                             joint.levels, doubles);
-        }
+        if (plan.shared) error = launch_zeros(joint.levels, doubles, device, stream);
         if (error != cudaSuccess) return error;
         const dim3 grid((unsigned)(units < blocks ? units : blocks), (unsigned)slices);
         error = launch_kernel<kernel>(plan.shared, grid, threads, bytes, device, stream, a, division,

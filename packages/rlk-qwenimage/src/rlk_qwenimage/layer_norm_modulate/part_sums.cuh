@@ -3,7 +3,7 @@
 // and the passes before and after, which write zeros and round.
 // check_ptx: allow atom.global.add.f64 (exact, or the column is summed again: no order can matter)
 #pragma once
-#include "rlk/cuda/early.cuh"
+#include "rlk/cuda/zeros.cuh"
 #include "rlk_qwenimage/layer_norm_modulate/token_source.cuh"
 #include "rlk_qwenimage/layer_norm_modulate/token_sums.cuh"
 
@@ -41,20 +41,6 @@ struct JointSums {
         return levels + number * LEVELS * columns + place;
     }
 };
-
-// 1024 threads, of 4 doubles each: few blocks, so that most processors are free for the first pass.
-constexpr int ZERO_THREADS = 1024, ZERO_STORES = 4;
-
-// Before blocks add, which may come up at once.
-__global__ void __launch_bounds__(ZERO_THREADS) zero_sums(double* levels, long long count) {
-    let_second_pass_start();
-    const long long first = (long long)blockIdx.x * ZERO_THREADS * ZERO_STORES + threadIdx.x;
-#pragma unroll
-    for (int k = 0; k < ZERO_STORES; ++k) {
-        const long long at = first + k * ZERO_THREADS;
-        if (at < count) levels[at] = 0.0;
-    }
-}
 
 // What a block adds of both sums of a thread's columns, and what stood there before; `at` is null
 // where a sum is not wanted.
@@ -247,21 +233,20 @@ __global__ void __launch_bounds__(ROUND_THREADS)
         level[0][c] = c < joint.copies ? at[c * apart] : 0.0;
         level[1][c] = c < joint.copies ? at[c * apart + joint.columns] : 0.0;
     }
-    PairOfDoubles total;
+    PairOfDoubles total{level[0][0], level[1][0]};
+    bool all = true;
     double first_levels = level[0][0], second_levels = level[1][0];  // whether they are finite
-    total.high = level[0][0];
-    total.low = level[1][0];
     if (joint.copies > 1) {
 #pragma unroll
         for (int c = 1; c < JointSums::MOST_COPIES; ++c) {
             first_levels = __dadd_rn(first_levels, level[0][c]);
             second_levels = __dadd_rn(second_levels, level[1][c]);
-            total.add(level[0][c]);
-            total.add(level[1][c]);
+            all &= total.add(level[0][c]) == 0.0;
+            all &= total.add(level[1][c]) == 0.0;
         }
     }
     const bool inside = column < a.columns, finite = isfinite(first_levels);
-    const bool held = finite && isfinite(second_levels) && total.all;
+    const bool held = finite && isfinite(second_levels) && all;
     if (inside && held) out[column] = round_double<T>(total.to_odd());
     if (inside && !finite) out[column] = round_special<T>(first_levels);
     // What two doubles do not hold: by the whole block, one column after another.

@@ -69,7 +69,7 @@ template <typename T, bool VECTOR, int THREADS, Makes MAKES> void backward(const
     if (shared) {
         const long long zeros = ceil_divide(doubles, ZERO_THREADS * ZERO_STORES);
         on_host::run_grid(dim3((unsigned)zeros), ZERO_THREADS,
-                          [&] { zero_sums(joint.levels, doubles); });
+                          [&] { store_zeros(reinterpret_cast<long long*>(joint.levels), doubles); });
     }
     const Division division{0, (int)c.T, (int)c.parts, (int)c.per};
     run(dim3((unsigned)c.blocks, slices), threads, bytes,

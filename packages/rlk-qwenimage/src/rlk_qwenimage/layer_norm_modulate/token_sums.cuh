@@ -265,28 +265,6 @@ __device__ __forceinline__ float sum_term(const Arguments<T>& a, long long sampl
     return multiply(upstream, multiply(centred, rstd));
 }
 
-// A sum of doubles in two; whether they hold it.
-struct PairOfDoubles {
-    double high = 0.0, low = 0.0;
-    bool all = true;
-
-    __device__ __forceinline__ void add(double value) {
-        double error;
-        high = two_sum(high, value, error);
-        low = two_sum(low, error, error);
-        all &= error == 0.0;
-    }
-    // What they hold in one double, to odd: its last bit says on which side of it the sum lies, so
-    // that the rounding that follows is the only one.
-    __device__ __forceinline__ double to_odd() const {
-        double rest;
-        const double near = two_sum(high, low, rest);
-        const long long bits = __double_as_longlong(near);
-        if (rest == 0.0 || (bits & 1)) return near;
-        return __longlong_as_double((near < 0.0) == (rest < 0.0) ? bits + 1 : bits - 1);
-    }
-};
-
 // The sums of a thread's columns where the first level alone does not tell them.
 template <typename T, int BITS>
 __device__ __noinline__ void round_found(const Arguments<T>& a, const TokenSums<BITS>& sums,
@@ -298,11 +276,12 @@ __device__ __noinline__ void round_found(const Arguments<T>& a, const TokenSums<
     for (int i = 0; i < ELEMENTS; ++i) {
         const bool deep = found.is_deep();
         PairOfDoubles total;
+        bool all = true;
 #pragma unroll 1
         for (int d = 0; d < (deep ? LEVELS : 1); ++d) {
-            total.add(d == 0 ? sums.level[i] : deeper.at(d, i));
+            all &= total.add(d == 0 ? sums.level[i] : deeper.at(d, i)) == 0.0;
         }
-        if (total.all && !found.lost(i) && !found.special(i)) {
+        if (all && !found.lost(i) && !found.special(i)) {
             rounded.value[i] = round_double<T>(total.to_odd());
             continue;
         }
