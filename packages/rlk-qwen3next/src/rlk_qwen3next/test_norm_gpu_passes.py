@@ -141,7 +141,7 @@ def test_states_of_calls_without_a_pause_equal_those_alone(named, name):
             assert_equal_bits(actual, expected, f"state of call {i}")
 
 
-# (rows, columns, launches): one block; two passes; and a memset before those of longer rows.
+# (rows, columns, launches): one block; two passes; and zeros before those of longer rows.
 LAUNCHES = ((1, 128, 1), (64, 128, 1), (1000, 128, 2), (5000, 256, 2), (300, 2048, 3))
 
 
