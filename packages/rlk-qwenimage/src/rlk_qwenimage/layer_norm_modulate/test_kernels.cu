@@ -95,7 +95,35 @@ template <typename T> void by_strides(const Call& c, bool is_forward) {
     run_kernel<T, true, 256>(c, is_forward);
 }
 
+// The levels of one thread, which has added turns of terms [rows][ELEMENTS], as digits.
+template <int BITS> uint32_t sum_turns(const float* terms, long long rows, ExactState state) {
+    threadIdx = dim3(0);
+    blockDim = dim3(1);
+    std::vector<double> shared(Deeper::bytes(1) / sizeof(double) + 1, NAN);
+    const Deeper deeper(shared.data(), 0);
+    TokenSums<BITS> sums;
+    sums.clear(ELEMENTS);
+    deeper.clear();
+    for (long long row = 0; row < rows; row += TURN) {
+        float turn[TURN][ELEMENTS] = {};
+        const int count = (int)min(rows - row, (long long)TURN);
+        std::copy_n(terms + row * ELEMENTS, count * ELEMENTS, &turn[0][0]);
+        sums.add_turn(turn, count, shared.data(), 0);
+    }
+    for (int i = 0; i < ELEMENTS; ++i) {
+        state.add_exact(i, sums.level[i]);
+        for (int d = 1; d < LEVELS; ++d) state.add_exact(i, deeper.at(d, i));
+    }
+    return deeper.found->bits;
+}
+
 }  // namespace
+
+// The state [13, 8] of terms [rows, 8], of so many significant bits; what was found besides.
+extern "C" uint32_t sum_terms(const float* terms, long long rows, int bits, long long* digits) {
+    const ExactState state{digits, ELEMENTS};
+    return bits == 24 ? sum_turns<24>(terms, rows, state) : sum_turns<8>(terms, rows, state);
+}
 
 extern "C" void run_call(const Call* c, int is_forward) {
     c->narrow ? by_strides<__nv_bfloat16>(*c, is_forward) : by_strides<float>(*c, is_forward);

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from rlk.compare import assert_same_bits
+from rlk.reduce import exact_sum
 from rlk.test_support import on_host
 
 from . import golden
@@ -58,6 +59,8 @@ LOST = {
         2,
     ),
 }  # fmt: skip
+# Binades of the windows of terms of so many significant bits; 2^4 is their end where 1 came first.
+WINDOWS, ABOVE = {8: 40, 24: 27}, 4
 KINDS = ("decades", "alternating", "zeros", "cancelling", "specials", "patterns", "ties")
 
 
@@ -180,6 +183,32 @@ def test_samples_of_several_blocks_any_values_have_the_bits_of_golden(
     library: ctypes.CDLL, case: tuple[int, int, int, int], kind: str
 ) -> None:
     check(library, kind, case[:3], case[3], parts=case[3])
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("bits", WINDOWS)
+def test_sums_of_a_thread_at_the_ends_of_a_window_are_exact(
+    library: ctypes.CDLL, bits: int, seed: int
+) -> None:
+    """The largest terms, as many as fill the first level, and long ones around its least."""
+    generator = torch.Generator().manual_seed(seed)
+    pick = torch.randint(0, 1 << 22, (2, 402, 8), generator=generator)
+    above = 2.0**ABOVE
+    largest, least = above * (1 - 2.0**-bits), above * 2.0 ** -WINDOWS[bits]
+    odd = pick[0] % (1 << (bits - 1)) | 1
+    terms = torch.full((402, 8), largest)
+    small = (least * (1 + odd * 2.0 ** (1 - bits)) * 0.5 ** (pick[1] // 4 % 2)).float()
+    # Half of the columns return to where small terms alone are left.
+    terms[200:, ::2] = -largest
+    terms = torch.where(pick[1] % 4 == 0, small, terms)
+    terms[:2] = 1.0
+    state = torch.zeros(13, 8, dtype=torch.int64)
+    given = ctypes.c_void_p(terms.data_ptr()), ctypes.c_longlong(len(terms))
+    found = library.sum_terms(*given, bits, ctypes.c_void_p(state.data_ptr()))
+    # Lost or not finite in no column.
+    assert found & 0xFFFFFF == 0
+    wanted = exact_sum.add_rows(exact_sum.new(8), terms, backend="golden")
+    assert_same_bits(exact_sum.merge(state, exact_sum.new(8)), wanted, f"{bits} bits")
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
