@@ -7,6 +7,17 @@
 
 namespace rlk {
 
+// Let a kernel have all the shared memory that a block may take, whatever a call needs of it: calls of
+// other threads, and other block sizes, must not find the limit of this one.
+template <auto KERNEL> cudaError_t allow_shared_memory(int device) {
+    int limit = 0;
+    cudaFuncAttributes attributes{};
+    cudaDeviceGetAttribute(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    cudaFuncGetAttributes(&attributes, KERNEL);
+    return cudaFuncSetAttribute(KERNEL, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                limit - (int)attributes.sharedSizeBytes);
+}
+
 // Blocks of a kernel that a device holds at once; 0 if it cannot run there. Asked once for each
 // device and block size, of which a kernel has one amount of shared memory: the questions take
 // longer than a launch.
@@ -15,14 +26,9 @@ template <auto KERNEL> int resident_blocks(int threads, int shared_bytes, int de
     static std::atomic<int> known[DEVICES][33];
     std::atomic<int>* place = device < DEVICES ? &known[device][threads / 32] : nullptr;
     if (place != nullptr && *place != 0) return *place > 0 ? (int)*place : 0;
-    int processors = 0, blocks = 0, shared_limit = 0;
-    cudaFuncAttributes attributes{};
+    int processors = 0, blocks = 0;
     cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
-    cudaDeviceGetAttribute(&shared_limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-    cudaFuncGetAttributes(&attributes, KERNEL);
-    // All that a block may take: one block size must not lower the limit of another.
-    cudaFuncSetAttribute(KERNEL, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                         shared_limit - (int)attributes.sharedSizeBytes);
+    allow_shared_memory<KERNEL>(device);
     if (cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, KERNEL, threads, shared_bytes)) {
         // More shared memory than there is: no error of the kernel that is launched instead.
         cudaGetLastError();

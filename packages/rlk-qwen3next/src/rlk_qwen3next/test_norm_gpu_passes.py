@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Both passes of dweight on a GPU: rows of unlike scales, few rows, and calls without a pause."""
 
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
@@ -139,6 +140,20 @@ def test_states_of_calls_without_a_pause_equal_those_alone(named, name):
     for run in (*beside, present):
         for i, (actual, expected) in enumerate(zip(run, alone, strict=True)):
             assert_equal_bits(actual, expected, f"state of call {i}")
+
+
+def test_long_rows_of_two_threads_do_not_lower_each_others_shared_memory():
+    """Each call needs as much of it as its row is long."""
+    rows = [torch.randn(2, n, device="cuda", dtype=BF16) for n in (9000, 90000)]
+    wanted = [rms_norm(x, torch.ones_like(x[0]), backend="cuda") for x in rows]
+
+    def calls(x: torch.Tensor, y: torch.Tensor) -> None:
+        weight = torch.ones_like(x[0])
+        for _ in range(300):
+            assert_equal_bits(rms_norm(x, weight, backend="cuda"), y, f"{x.shape[1]} columns")
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(calls, rows, wanted))
 
 
 # (rows, columns, launches): one block; two passes; and zeros before those of longer rows.

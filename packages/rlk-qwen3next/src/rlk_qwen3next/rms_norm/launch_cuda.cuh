@@ -46,18 +46,16 @@ cudaError_t forward_wide_launch(const NormArguments<T>& a, int device, cudaStrea
 }
 
 // Rows of any length: shared memory holds one FP32 sum for each chunk of 256.
-template <typename Kernel, typename T>
-cudaError_t long_launch(Kernel kernel, const NormArguments<T>& a, int device,
-                        cudaStream_t stream) {
+template <auto KERNEL, typename T>
+cudaError_t long_launch(const NormArguments<T>& a, int device, cudaStream_t stream) {
     const int threads = WIDE_WARPS * 32;
     // Whole 16-byte words: the compiler reads the sums by such words, the last one too.
     const int bytes = (int)(ceil_divide(ceil_divide(a.columns, CHUNK), 4) * sizeof(float4));
-    const cudaError_t error =
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    const cudaError_t error = allow_shared_memory<KERNEL>(device);
     if (error != cudaSuccess) return error;
     // 8: blocks for each processor of a large device; a row of this length fills a block.
     const int blocks = (int)(a.rows < 8 * 132 ? a.rows : 8 * 132);
-    kernel<<<blocks, threads, bytes, stream>>>(a);
+    KERNEL<<<blocks, threads, bytes, stream>>>(a);
     return cudaGetLastError();
 }
 
@@ -86,7 +84,7 @@ cudaError_t norm_forward(const NormArguments<T>& a, int device, cudaStream_t str
         }
         return forward_wide_launch<T, N, false, 1024>(a, device, stream);
     }
-    return long_launch(forward_long<T, N>, a, device, stream);
+    return long_launch<forward_long<T, N>>(a, device, stream);
 }
 
 // Where a call of backward runs: filled first, so that the workspace can be sized for it.
@@ -161,7 +159,7 @@ template <typename T, typename N>
 cudaError_t backward_long_launch(NormArguments<T> a, int device, cudaStream_t stream,
                                  long long* workspace) {
     if (workspace == nullptr && (a.dx != nullptr || a.dgate != nullptr)) {
-        const cudaError_t error = long_launch(backward_long<T, N>, a, device, stream);
+        const cudaError_t error = long_launch<backward_long<T, N>>(a, device, stream);
         if (error != cudaSuccess) return error;
     }
     if (workspace == nullptr && a.state == nullptr) return cudaSuccess;

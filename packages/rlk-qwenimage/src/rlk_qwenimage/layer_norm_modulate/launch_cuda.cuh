@@ -20,8 +20,7 @@ template <auto KERNEL, typename T>
 cudaError_t long_launch(const Arguments<T>& a, int device, cudaStream_t stream) {
     // Whole 16-byte words: the compiler reads the sums by such words, the last one too.
     const int bytes = (int)(ceil_divide(ceil_divide(a.columns, CHUNK), 4) * sizeof(float4));
-    const cudaError_t error =
-        cudaFuncSetAttribute(KERNEL, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    const cudaError_t error = allow_shared_memory<KERNEL>(device);
     if (error != cudaSuccess) return error;
     // 8: blocks for each processor of a large device; a row of this length fills a block.
     const long long rows = a.samples * a.tokens;
