@@ -63,6 +63,11 @@ def not_finite(dy: torch.Tensor) -> None:
     dy[::7, 0], dy[1::5, 1], dy[2::5, 2] = torch.nan, torch.inf, -torch.inf
 
 
+def far(dy: torch.Tensor) -> None:
+    for first, power in enumerate((100, 0, -60, -120)):
+        dy[first::4] *= 2.0**power
+
+
 KINDS = (half_zeros, alternating, one_huge, opposite, not_finite)
 # Rows that one kernel of Triton serves, by one worker: it compiles once for all tests of them.
 every_row = pytest.mark.parametrize(
@@ -116,11 +121,18 @@ def test_rows_with_a_table_equal_those_without_and_those_of_triton(rms_norm_gate
     assert_rows(norm.results(part(batch, rest), "cuda"), found["cuda"], rest)
 
 
+@pytest.mark.parametrize("n", [128, 2048])
 @pytest.mark.parametrize("name", NAMES)
-def test_states_of_calls_without_a_pause_equal_those_alone(named, name):
-    """A second pass may come up while its first works, and shares its workspace with no other."""
+def test_states_of_calls_without_a_pause_equal_those_alone(named, name, n):
+    """A pass may come up while the one before it works, and shares its workspace with no other.
+
+    Of long rows, the first pass adds what is far or not finite to the state that zeros come before.
+    """
     norm, stream = named(name), torch.cuda.Stream()
-    batches = [random_batch(norm, 50 + 97 * i, 128, seed=i) for i in range(CALLS)]
+    batches = [random_batch(norm, 50 + 97 * i, n, seed=i) for i in range(CALLS)]
+    for batch in batches:
+        far(batch.upstream["y"])
+        not_finite(batch.upstream["y"][:7])
     rstds = [norm.forward(batch, "cuda") for batch in batches]
     torch.cuda.synchronize()
 

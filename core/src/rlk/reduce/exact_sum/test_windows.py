@@ -241,3 +241,22 @@ def test_sums_end_in_each_form_as_golden_ends_them(
     state = torch.full((13, columns), -1)
     run(state, sums, SumForm.STATE)
     assert_same_bits(state, wanted, f"{name} state")
+
+
+@pytest.mark.parametrize("tail", [1, -1])
+@pytest.mark.parametrize(("lanes", "threads", "groups"), [(0, 0, 1), (16, 256, 16)], ids=str)
+def test_second_pass_what_one_pair_cannot_hold_decides_a_tie(
+    library: ctypes.CDLL, lanes: int, threads: int, groups: int, tail: int
+) -> None:
+    """Five blocks of one thread, the smallest of which no other column or thread tells of."""
+    blocks = 257
+    terms = torch.zeros(blocks * groups, 1)
+    first = 1.0 if tail > 0 else 1 + 2.0**-23
+    values = first, 2.0**-24, 2.0**-80, tail * 2.0**-149, -(2.0**-80)
+    # 64: threads of a column.
+    terms[:: 64 * groups, 0] = torch.tensor(values)
+    state, sums = torch.full((13, 1), -1), torch.full((1,), torch.nan)
+    sizes = ctypes.c_longlong(len(terms)), ctypes.c_longlong(1)
+    ends = pointer(state), pointer(sums), DTYPE_CODES[sums.dtype], int(SumForm.ROUNDED)
+    library.sum_by_passes(pointer(terms), *sizes, lanes, threads, blocks, *ends)
+    assert sums.item() == 1 + 2.0**-23
